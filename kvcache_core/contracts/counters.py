@@ -1,0 +1,40 @@
+"""What a cache counts. One object per cache, plain integers, no global state; a host reads them, nobody resets them."""
+
+from collections import Counter
+from dataclasses import dataclass, field
+
+
+@dataclass(slots=True)
+class CacheCounters:
+    """Totals since the cache was built. Tokens unless a name says otherwise."""
+
+    lookups: int = 0
+    """Calls of `lock_ref` that succeeded; `match_prefix` is pure and not counted."""
+    inserted_tokens: int = 0
+    """Tokens whose data moved to the cache."""
+    duplicate_tokens: int = 0
+    """Offered tokens whose place was taken."""
+    device_evicted_tokens: int = 0
+    """Tokens whose device data was freed by `evict`."""
+    host_evicted_tokens: int = 0
+    host_written_tokens: int = 0
+    """L1 -> L2, committed."""
+    host_loaded_tokens: int = 0
+    """L2 -> L1, committed."""
+    storage_written_tokens: int = 0
+    storage_loaded_tokens: int = 0
+    bytes_moved: Counter[str] = field(default_factory=Counter[str])
+    """By direction: `d2h`, `h2d`, `store`, `fetch`."""
+    seconds_moving: Counter[str] = field(default_factory=Counter[str])
+    """Seconds by the same directions, as floats."""
+    dropped: Counter[str] = field(default_factory=Counter[str])
+    """Tokens given up, by reason."""
+    misses: Counter[str] = field(default_factory=Counter[str])
+    """Lookups in a lower tier that gave nothing, by reason."""
+
+    def as_dict(self) -> dict[str, object]:
+        """A JSON-ready copy."""
+        return {
+            name: dict(value) if isinstance(value, Counter) else value
+            for name, value in ((slot, getattr(self, slot)) for slot in self.__dataclass_fields__)
+        }

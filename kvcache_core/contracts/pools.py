@@ -1,0 +1,63 @@
+"""What a host brings: allocators, device pools, and the one gate through which pool buffers are taken for a write.
+
+The core knows no jax; `Buffers` and `Pages` are whatever arrays the host's pools hold. A pool's buffers are donated to every
+program that writes them, so only their owner may name them, and `PoolSet.take` is the only way to get them.
+"""
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from kvcache_core.contracts.results import Indices
+
+Buffers = Any
+"""The arrays of one component's device pool (a pytree of device arrays)."""
+Pages = Any
+"""The content of some pages, captured: immutable arrays whose leading axis counts pages."""
+
+
+class Allocator(Protocol):
+    """Hands out the indices 1..total of one component's pool. Index 0 is the dummy page and is never given out."""
+
+    @property
+    def total(self) -> int: ...
+
+    @property
+    def n_free(self) -> int: ...
+
+    def alloc(self, n: int) -> Indices | None:
+        """`n` indices, or None at once when fewer are free: all or nothing."""
+        ...
+
+    def free(self, indices: Indices) -> None:
+        """Give indices back. Raises DoubleFreeError, freeing none, if one of them is free already or was never given out."""
+        ...
+
+
+class DevicePool(Protocol):
+    """One component's pages on the device. Both methods only dispatch; they are called on the owner thread."""
+
+    @property
+    def identity(self) -> bytes:
+        """True dtype, layout, layer range and shard, framed: pages of pools that differ here are never exchanged."""
+        ...
+
+    def gather(self, buffers: Buffers, indices: Indices) -> Pages:
+        """Capture the pages `indices` in that order; later writes to `buffers` do not change the result."""
+        ...
+
+    def scatter(self, buffers: Buffers, indices: Indices, pages: Pages) -> Buffers:
+        """Write `pages` to `indices`, one to one by position. Donates `buffers`; the result replaces them."""
+        ...
+
+
+class PoolSet(Protocol):
+    """The gate. Between `take` and `give` the host owns the buffers of all components and may donate them."""
+
+    def take(self) -> Mapping[str, Buffers]:
+        """Dispatch the transfer queue, then hand out the buffers. A freed page may be given out again before its gather is
+        dispatched but is never written before it, because writing needs buffers and buffers come from here."""
+        ...
+
+    def give(self, buffers: Mapping[str, Buffers]) -> None:
+        """Put the buffers back after a write."""
+        ...

@@ -1,0 +1,42 @@
+"""L3: a store of opaque pages. It sees bytes and keys, never a tree, a device or a tensor."""
+
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+Value = bytes | bytearray | memoryview
+
+
+@dataclass(frozen=True, slots=True)
+class StorageScope:
+    """What one cache stores pages of. A backend may use it to lay out folders; identity is already in every key."""
+
+    model_id: str
+    page_size: int
+
+
+class HiCacheStorage(ABC):
+    """Batch access to pages by key. Keys are 64 lowercase hex digits.
+
+    A backend only moves bytes: deadlines, batching, circuit breaking and verification belong to the guard around it. It may
+    raise and it may lose pages; it must not hand out bytes under a key they were not set with. Called from several threads.
+    """
+
+    @abstractmethod
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        """One answer per key, in order. Neither pins nor refreshes a page."""
+
+    @abstractmethod
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        """One value per key, in order; None for a page that is not there."""
+
+    @abstractmethod
+    def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        """Store each value under its key; the last writer wins. A reader sees a whole value or none."""
+
+    @abstractmethod
+    def delete(self, keys: Sequence[str]) -> None:
+        """Remove pages; an absent key is not an error."""
+
+    def close(self) -> None:
+        """Release connections and threads. Idempotent."""
