@@ -1,0 +1,54 @@
+# Every target installs what it needs first: uv (from PyPI into .bootstrap, when the shell has none), then the workspace
+# with its tools into .venv. It needs Python 3.11 or newer, pip and nothing else; it downloads no interpreter.
+
+export UV_PYTHON_DOWNLOADS ?= never
+
+PYTHON ?= python3
+UV := $(or $(shell command -v uv 2>/dev/null),.bootstrap/bin/uv)
+RUN := $(UV) run --quiet --no-sync
+
+.DEFAULT_GOAL := help
+.NOTPARALLEL:
+.PHONY: help run test lint format bench soak clean sync
+
+help: ## Show the targets
+	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
+
+run: sync ## Serve the example conversations with a real model (examples/quickstart.yaml)
+	@$(RUN) kvcache run examples/quickstart.yaml $(ARGS)
+
+test: sync ## Run every test (ARGS="-k name" is handed to pytest)
+	@$(RUN) pytest -q $(ARGS)
+
+lint: sync ## Check style, types and import rules
+	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff format --check --quiet . || { echo "'make format' rewrites these files:"; $(RUN) ruff format --check .; exit 1; }
+	@$(RUN) pyright
+	@$(RUN) pyright --project pyright-tests.json
+	@$(RUN) lint-imports --no-logo
+
+format: sync ## Rewrite the sources in the project's format
+	@$(RUN) ruff check --quiet --fix .
+	@$(RUN) ruff format .
+
+bench: sync ## Run the benchmarks (benchmarks/README.md)
+	@set -e; for script in benchmarks/bench_*.py; do \
+	  test -e "$$script" || { echo "there is no benchmark yet: see benchmarks/README.md"; exit 0; }; \
+	  echo "== $$script"; $(RUN) python "$$script" $(ARGS); \
+	done
+
+soak: sync ## Run the full products and the long random runs
+	@$(RUN) pytest -q -m "" --hypothesis-profile=soak $(ARGS)
+
+clean: ## Remove environments, caches and results
+	rm -rf .venv .bootstrap .cache out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+sync: $(UV)
+	@test -d .venv || echo "installing the workspace and its tools into .venv (once)"
+	@$(UV) sync --quiet --all-packages
+
+.bootstrap/bin/uv:
+	@echo "installing uv into .bootstrap"
+	@$(PYTHON) -m venv .bootstrap
+	@.bootstrap/bin/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
