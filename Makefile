@@ -21,7 +21,7 @@ test: sync ## Run every test (ARGS="-k name" is handed to pytest)
 	@$(RUN) pytest -q $(ARGS)
 
 lint: sync ## Check style, types and import rules
-	@$(RUN) ruff check --quiet .
+	@$(RUN) ruff check --quiet --output-format concise .
 	@$(RUN) ruff format --check --quiet . || { echo "'make format' rewrites these files:"; $(RUN) ruff format --check .; exit 1; }
 	@$(RUN) pyright
 	@$(RUN) pyright --project pyright-tests.json

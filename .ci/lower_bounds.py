@@ -1,0 +1,57 @@
+"""The lower bounds that the workspace's distributions declare for packages from outside, for CI's lowest-versions lane.
+
+Without arguments it prints them, one a line, for a resolver that takes the lowest of each. With --check, run by the
+Python that has them installed, it fails when another version came: then a declared bound is not one that works.
+"""
+
+import sys
+import tomllib
+from importlib.metadata import version
+from pathlib import Path
+
+ROOT = Path(__file__).parents[1]
+
+
+def declared() -> list[str]:
+    """Requirements of every member and of the test tools, siblings left out, without duplicates."""
+    root = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    folders = [ROOT, *(folder for pattern in root["tool"]["uv"]["workspace"]["members"] for folder in sorted(ROOT.glob(pattern)))]
+    found = list(root["dependency-groups"]["test"])
+    for folder in folders:
+        found += tomllib.loads((folder / "pyproject.toml").read_text(encoding="utf-8"))["project"]["dependencies"]
+    return sorted({text for text in found if not text.startswith("kvcache-")})
+
+
+def bounds() -> dict[str, str]:
+    """The highest lower bound of each package; all of ours are plain `name>=version`."""
+    highest: dict[str, str] = {}
+    for text in declared():
+        name, lower = text.split(">=")
+        known = highest.get(name, lower)
+        highest[name] = max(known, lower, key=release)
+    return highest
+
+
+def release(text: str) -> tuple[int, ...]:
+    """`2.11` and `2.11.0` are the same release."""
+    parts = [int(part) for part in text.split(".")]
+    while parts[-1] == 0:
+        parts.pop()
+    return tuple(parts)
+
+
+def main() -> int:
+    if sys.argv[1:] != ["--check"]:
+        print("\n".join(declared()))
+        return 0
+    wrong = [
+        f"{name}: {lower} is declared, {version(name)} was installed"
+        for name, lower in bounds().items()
+        if release(version(name)) != release(lower)
+    ]
+    print("\n".join(wrong))
+    return 1 if wrong else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

