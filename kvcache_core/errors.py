@@ -1,16 +1,41 @@
 """Every error the core raises on purpose. All derive from `KVCacheError`, so a host can catch one type at start."""
 
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from kvcache_core.config.problems import Problem
+
 
 class KVCacheError(Exception):
-    """Base of all deliberate errors. Its text says what is wrong and what to do about it."""
+    """Base of all deliberate errors. Its text says what is wrong and what to do about it.
+
+    `path` names the configuration field that decided, such as `("hicache", "storage")`, where there is one: whoever knows the
+    file can then point at it.
+    """
+
+    def __init__(self, message: str = "", *, path: tuple[str | int, ...] = ()) -> None:
+        super().__init__(message)
+        self.path = path
 
 
 class ConfigError(KVCacheError):
     """A configuration that cannot work: unknown, contradictory or unserved by what is installed. Raised before anything is built."""
 
 
+class InvalidConfigError(ConfigError):
+    """A configuration with problems, all of them at once. The text shows each with its place; `problems` is for programs."""
+
+    def __init__(self, problems: tuple["Problem", ...]) -> None:
+        super().__init__("\n".join(problem.render() for problem in problems))
+        self.problems = problems
+
+
 class PluginError(KVCacheError):
     """A plugin that was asked for and is missing or broken. The text names its distribution, version, stage and exception."""
+
+
+class MissingPluginError(PluginError):
+    """Nothing installed provides the name. The text has the pip command when the name is one of ours."""
 
 
 class DuplicateNameError(PluginError):

@@ -1,0 +1,120 @@
+"""What a user writes: `CacheConfig`. Frozen; unknown keys, near-miss types and wrong combinations are errors, from YAML and from
+plain Python alike (there as pydantic's ValidationError; `kvcache_core.config.load` turns it into a ConfigError with places).
+
+It knows which values are possible, not what is installed (except the storage slot's options) nor which cache will be built.
+"""
+
+import re
+from collections.abc import Mapping
+from typing import Annotated, Any, Literal, Self, cast
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+from pydantic_core import InitErrorDetails
+
+from kvcache_core.config.rules import (
+    BackupOn,
+    Breach,
+    PersistOn,
+    WritePolicy,
+    WriteSettings,
+    breaches_of_config,
+    breaches_of_hicache,
+    write_settings,
+)
+from kvcache_core.config.slot import StorageChoice, problem
+from kvcache_core.contracts.model_spec import ModelClass
+
+DisaggregationMode = Literal["null", "prefill", "decode"]
+
+_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
+_SIZE = re.compile(r"^(\d+) ?(KiB|MiB|GiB|TiB)$")
+
+
+def _null_mode(value: object) -> object:
+    # YAML reads an unquoted null as None; the RFC's mode is spelled the same.
+    return "null" if value is None else value
+
+
+def _bytes(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    match = _SIZE.match(value)
+    if match is None:
+        raise problem(f"must be a number of bytes, or a whole number with a unit such as '4GiB' ({', '.join(_UNITS)}), not {value!r}")
+    return int(match[1]) * _UNITS[match[2]]
+
+
+class HiCacheConfig(BaseModel):
+    """The lower tiers: L2 in host memory, and L3 where `storage` names a backend."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+    storage: StorageChoice = Field(default=None, description="L3: a storage backend's kind with its options; none is L1 + L2")
+    ratio: float | None = Field(
+        default=2.0, gt=0, allow_inf_nan=False, description="size of the host pool as a multiple of the device pool's units"
+    )
+    host_bytes: Annotated[int | None, Field(gt=0), BeforeValidator(_bytes)] = Field(
+        default=None, description="size of the host pool in bytes (or '4GiB'), instead of ratio"
+    )
+    write_policy: WritePolicy | None = Field(
+        default=None, description="preset of backup_on and persist_on; default: write_through_and_back with storage, else write_through"
+    )
+    backup_on: BackupOn | None = Field(default=None, description="when pages are copied L1 -> L2, instead of write_policy")
+    persist_on: PersistOn | None = Field(default=None, description="when pages are copied L2 -> L3, instead of write_policy")
+    async_impl: Literal["future", "threadpool"] = Field(
+        default="future", description="who waits for copies: the owner thread polls futures, or a bounded thread pool waits"
+    )
+    host_pool: Literal["per_page", "preallocated"] = Field(
+        default="per_page", description="host memory as one array a page, or one preallocated buffer"
+    )
+
+    @model_validator(mode="before")
+    @classmethod
+    def _host_bytes_replace_ratio(cls, raw: object) -> object:
+        if not isinstance(raw, Mapping):
+            return raw
+        values = cast(Mapping[str, Any], raw)
+        return {**values, "ratio": None} if values.get("host_bytes") is not None and "ratio" not in values else values
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        raw = {name: getattr(self, name) for name in type(self).model_fields}
+        if self.ratio is None and self.host_bytes is None:
+            _raise([Breach(("ratio",), "the host pool needs a size: give ratio or host_bytes")], raw, "HiCacheConfig")
+        _raise(breaches_of_hicache(raw), raw, "HiCacheConfig")
+        return self
+
+    @property
+    def write_settings(self) -> WriteSettings:
+        """What the preset, the settings or the defaults come down to."""
+        return write_settings(self.write_policy, self.backup_on, self.persist_on, storage=self.storage is not None)
+
+
+class CacheConfig(BaseModel):
+    """The whole configuration of one cache. Anything absent has a default or is chosen by resolution.
+
+    Raises:
+        pydantic.ValidationError: every field and rule that is wrong, at once.
+    """
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
+
+    cache_type: str | None = Field(default=None, min_length=1, description="cache type; default: by disaggregation_mode and model class")
+    disaggregation_mode: Annotated[DisaggregationMode, BeforeValidator(_null_mode)] = Field(
+        default="null", description="role of this node in prefill/decode disaggregation; decode always uses chunk_cache"
+    )
+    page_size: int = Field(default=16, ge=1, description="tokens in a page, the same for all components")
+    model_class: ModelClass | None = Field(default=None, description="kind of attention; default: what the host says of its model")
+    hicache: HiCacheConfig | None = Field(default=None, description="host memory and storage below the device; absent is off")
+
+    @model_validator(mode="after")
+    def _rules(self) -> Self:
+        raw = {name: getattr(self, name) for name in type(self).model_fields}
+        _raise(breaches_of_config(raw), raw, "CacheConfig")
+        return self
+
+
+def _raise(breaches: list[Breach], raw: Mapping[str, Any], title: str) -> None:
+    if breaches:
+        errors = [InitErrorDetails(type=problem(text), loc=loc, input=raw.get(str(loc[0]))) for loc, text in breaches]
+        raise ValidationError.from_exception_data(title, errors)
