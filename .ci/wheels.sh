@@ -24,7 +24,7 @@ install() {
 # Run a command of an environment from elsewhere, and show it.
 use() {
   echo "+ $1: ${*:2}"
-  (cd "$elsewhere" && "$work/$1/bin/${@:2}")
+  (cd "$elsewhere" && XDG_CACHE_HOME=$work/cache "$work/$1/bin/$2" "${@:3}")
 }
 
 # Run a command that has to end with a configuration error: status 2, and $2 (a regular expression) in what it prints.
@@ -37,13 +37,24 @@ refuse() {
   ! grep -q Traceback <<<"$text" || fail "a traceback was printed"
 }
 
-cat >"$elsewhere/decode.yaml" <<'YAML'
+cd "$elsewhere"
+cat >decode.yaml <<'YAML'
 disaggregation_mode: decode
 model_class: full_attention
 YAML
-cat >"$elsewhere/full_attention.yaml" <<'YAML'
+cat >full_attention.yaml <<'YAML'
 model_class: full_attention
 YAML
+cat >run.yaml <<'YAML'
+cache_type: chunk_cache
+engine:
+  model: smollm2-135m
+  prompts: prompts.jsonl
+YAML
+cat >prompts.jsonl <<'JSONL'
+{"id": "one", "prompt": "The capital of France is", "max_tokens": 4}
+JSONL
+cd "$checkout"
 
 # Everything.
 new_environment full
@@ -66,19 +77,27 @@ use full kvcache --version
 use full kvcache plugins list
 use full kvcache config validate decode.yaml
 use full kvcache config explain decode.yaml
-if test -e "$checkout/examples/ci.yaml"; then
-  use full kvcache run "$checkout/examples/ci.yaml"
-fi
+use full kvcache config validate "$checkout/examples/quickstart.yaml"
+use full kvcache run run.yaml --json result.json
+use full python - <<'PY'
+import json
+
+with open("result.json", encoding="utf-8") as file:
+    (request,) = json.load(file)["requests"]
+assert request["error"] is None, request
+assert "Paris" in request["text"], request
+PY
 
 # The examples' plugins are other people's: built elsewhere, never part of the workspace.
 for project in "$checkout"/examples/*/pyproject.toml; do
   test -e "$project" || break
   name=$(basename "$(dirname "$project")")
-  cp -r "$(dirname "$project")" "$work/example-$name"
+  cp -r "$(dirname "$project")" "$work/example-$name" # outside the checkout: uv would find the workspace
   uv build --quiet --wheel --out-dir "$work/dist-examples/$name" "$work/example-$name"
   install full "$work/dist-examples/$name"/*.whl
+  distribution=$("$python" -c 'import sys, tomllib; print(tomllib.load(open(sys.argv[1], "rb"))["project"]["name"])' "$project")
+  use full kvcache plugins list | grep -F "$distribution"
 done
-use full kvcache plugins list
 
 # A decode node: the core and ChunkCache alone.
 new_environment decode
@@ -87,3 +106,4 @@ use decode python -c 'import importlib.util as u; assert not u.find_spec("jax") 
 use decode kvcache config validate decode.yaml
 use decode kvcache config explain decode.yaml
 refuse decode 'pip install kvcache-' kvcache config validate full_attention.yaml
+refuse decode 'pip install kvcache-engine' kvcache config validate run.yaml
