@@ -1,0 +1,217 @@
+"""Reads a model folder as Hugging Face lays it out: config.json, *.safetensors and tokenizer.json.
+
+It knows transformers' names; it does not know how the model computes.
+"""
+
+import hashlib
+import json
+from pathlib import Path
+from typing import Any, final
+
+import numpy as np
+import numpy.typing as npt
+import tokenizers
+from safetensors import SafetensorError, safe_open
+
+from kvcache_engine.chat_template import ChatTemplate
+from kvcache_engine.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
+from kvcache_engine.model.config import Architecture, ModelConfig
+from kvcache_engine.model.params import global_shapes, layer_shapes
+from kvcache_engine.tokenizer import Tokenizer
+from kvcache_engine.weights.checkpoint import check_names, check_tensor
+
+_ARCHITECTURES: dict[str, Architecture] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
+_ENCODINGS = ("F32", "F16", "BF16")
+_GLOBAL = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "output": "lm_head.weight"}
+_LAYER = {
+    "attn_norm": "input_layernorm",
+    "q": "self_attn.q_proj",
+    "k": "self_attn.k_proj",
+    "v": "self_attn.v_proj",
+    "o": "self_attn.o_proj",
+    "q_norm": "self_attn.q_norm",
+    "k_norm": "self_attn.k_norm",
+    "mlp_norm": "post_attention_layernorm",
+    "gate": "mlp.gate_proj",
+    "up": "mlp.up_proj",
+    "down": "mlp.down_proj",
+}
+
+
+@final
+class SafetensorsFolder:
+    """An opened model folder; implements `Checkpoint`."""
+
+    def __init__(self, folder: Path) -> None:
+        """Raises:
+        ModelNotFoundError: the folder holds no model.
+        ModelFileError: a file is truncated or corrupt, or a tensor is missing.
+        UnsupportedModelError: another architecture, or a variant of a known one that computes differently.
+        """
+        self.folder = folder
+        self._raw = _read_json(folder / "config.json")
+        self.config = self._read_config()
+        self._files = self._find_tensors()
+        self._shapes = {_GLOBAL[field]: shape for field, shape in global_shapes(self.config).items()}
+        for layer in range(self.config.layers):
+            self._shapes |= {_name(field, layer): shape for field, shape in layer_shapes(self.config).items()}
+        check_names(folder, self._files, self._shapes)
+
+    @property
+    def model_id(self) -> str:
+        return str(self._raw.get("_name_or_path") or self.folder.resolve().name)
+
+    def fetch(self, name: str, layer: int | None) -> npt.NDArray[np.float32]:
+        full_name = _name(name, layer)
+        path = self._files[full_name]
+        try:
+            with safe_open(path, framework="numpy") as file:
+                encoding = file.get_slice(full_name).get_dtype()
+                if encoding not in _ENCODINGS:
+                    raise UnsupportedModelError(f"{path}: tensor {full_name} is stored as {encoding}, not as one of {_ENCODINGS}")
+                value = np.asarray(file.get_tensor(full_name)).astype(np.float32, copy=False)
+        except (SafetensorError, OSError, TypeError) as error:
+            raise ModelFileError(f"{path}: tensor {full_name} cannot be read: {error}") from error
+        matrix = value.ndim == 2 and name != "embed"
+        return check_tensor(path, full_name, value.T if matrix else value, self._shapes[full_name])
+
+    def tokenizer(self) -> Tokenizer:
+        """From tokenizer.json; the template and the end tokens from the files beside it.
+
+        Raises ModelFileError when tokenizer.json is missing or unreadable.
+        """
+        path = self.folder / "tokenizer.json"
+        if not path.is_file():
+            raise ModelFileError(f"{path}: missing; this engine reads no other tokenizer file")
+        try:
+            inner = tokenizers.Tokenizer.from_file(str(path))
+        # The Rust library reports an unreadable file as a bare Exception.
+        except Exception as error:
+            raise ModelFileError(f"{path}: not a tokenizer of the `tokenizers` library: {error}") from error
+        extra = _read_optional_json(self.folder / "tokenizer_config.json")
+        bos, eos = _token_text(extra.get("bos_token")), _token_text(extra.get("eos_token"))
+        template = self._chat_template(extra)
+        return Tokenizer(
+            inner,
+            end_ids=self._end_ids(inner, eos),
+            chat_template=None if template is None else ChatTemplate(template, bos_token=bos, eos_token=eos),
+        )
+
+    def digest(self) -> str:
+        whole = hashlib.sha256()
+        for path in [self.folder / "config.json", *sorted(set(self._files.values()))]:
+            with path.open("rb") as file:
+                whole.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
+        return whole.hexdigest()
+
+    def _find_tensors(self) -> dict[str, Path]:
+        """tensor name -> file; of an index, when there is one, otherwise of every .safetensors file in the folder."""
+        index = self.folder / "model.safetensors.index.json"
+        if index.is_file():
+            listed = _read_json(index).get("weight_map")
+            if not isinstance(listed, dict):
+                raise ModelFileError(f"{index}: no weight_map")
+            names: list[str] = sorted({str(name) for name in listed.values()})
+            unsafe = [name for name in names if Path(name).name != name]
+            if unsafe:
+                raise ModelFileError(f"{index}: {unsafe[0]!r} is not a file name in this folder")
+            paths = [self.folder / name for name in names]
+        else:
+            paths = sorted(self.folder.glob("*.safetensors"))
+        if not paths:
+            raise ModelNotFoundError(f"{self.folder}: no .safetensors file in this folder")
+        files: dict[str, Path] = {}
+        for path in paths:
+            try:
+                with safe_open(path, framework="numpy") as file:
+                    files |= dict.fromkeys(file.keys(), path)
+            except FileNotFoundError as error:
+                raise ModelFileError(f"{path}: named in the index, but missing; is the download complete?") from error
+            except (SafetensorError, OSError) as error:
+                raise ModelFileError(f"{path}: truncated or corrupt safetensors file: {error}") from error
+        return files
+
+    def _read_config(self) -> ModelConfig:
+        path, raw = self.folder / "config.json", self._raw
+        names = raw.get("architectures")
+        name = names[0] if isinstance(names, list) and names else None
+        if name not in _ARCHITECTURES:
+            raise UnsupportedModelError(f"{path}: architecture {name!r}; this engine computes {', '.join(_ARCHITECTURES)}")
+        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
+        variants = {
+            "hidden_act": raw.get("hidden_act", "silu") == "silu",
+            "attention_bias": not raw.get("attention_bias"),
+            "mlp_bias": not raw.get("mlp_bias"),
+            "use_sliding_window": not raw.get("use_sliding_window"),
+            "quantization_config": not raw.get("quantization_config"),
+            "rope_scaling": rope.get("rope_type", rope.get("type", "default")) == "default",
+        }
+        refused = [key for key, fine in variants.items() if not fine]
+        if refused:
+            raise UnsupportedModelError(f"{path}: {refused[0]} = {raw.get(refused[0], rope)!r} is not supported")
+
+        def number(key: str, default: float | None = None) -> Any:
+            value = raw.get(key)
+            value = default if value is None else value
+            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
+                raise ModelFileError(f"{path}: {key} should be a positive number; it is {value!r}")
+            return value
+
+        width, heads = int(number("hidden_size")), int(number("num_attention_heads"))
+        return ModelConfig(
+            architecture=_ARCHITECTURES[name],
+            layers=int(number("num_hidden_layers")),
+            width=width,
+            heads=heads,
+            kv_heads=int(number("num_key_value_heads", heads)),
+            head_dim=int(number("head_dim", width // heads)),
+            mlp_width=int(number("intermediate_size")),
+            vocab_size=int(number("vocab_size")),
+            context_length=int(number("max_position_embeddings")),
+            norm_eps=float(number("rms_norm_eps", 1e-6)),
+            rope_base=float(rope.get("rope_theta") or number("rope_theta", 10000.0)),
+            tied=bool(raw.get("tie_word_embeddings", False)),
+            qk_norm=_ARCHITECTURES[name] == "qwen3",
+        )
+
+    def _chat_template(self, extra: dict[str, Any]) -> str | None:
+        path = self.folder / "chat_template.jinja"
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        template = extra.get("chat_template")
+        return template if isinstance(template, str) else None
+
+    def _end_ids(self, inner: tokenizers.Tokenizer, eos: str) -> frozenset[int]:
+        found: set[int] = set()
+        for raw in (_read_optional_json(self.folder / "generation_config.json"), self._raw):
+            ids = raw.get("eos_token_id")
+            found |= {int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
+        by_text = inner.token_to_id(eos) if eos else None
+        return frozenset(found if by_text is None else found | {by_text})
+
+
+def _name(field: str, layer: int | None) -> str:
+    return _GLOBAL[field] if layer is None else f"model.layers.{layer}.{_LAYER[field]}.weight"
+
+
+def _token_text(token: Any) -> str:
+    """A token in tokenizer_config.json is a string, or an object with the string in `content`."""
+    return str(token.get("content", "") if isinstance(token, dict) else token or "")
+
+
+def _read_json(path: Path) -> dict[str, Any]:
+    try:
+        value = json.loads(path.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise ModelNotFoundError(
+            f"{path}: missing; a model folder holds config.json, *.safetensors and tokenizer.json"
+        ) from error
+    except (ValueError, OSError) as error:
+        raise ModelFileError(f"{path}: not a JSON file: {error}") from error
+    if not isinstance(value, dict):
+        raise ModelFileError(f"{path}: not a JSON object")
+    return value
+
+
+def _read_optional_json(path: Path) -> dict[str, Any]:
+    return _read_json(path) if path.is_file() else {}
