@@ -110,14 +110,12 @@ def place_params(config: ModelConfig, fetch: Fetch, mesh: Mesh | None, dtype: np
 
     embed = place("embed")
     names = layer_shapes(config)
-    layers: list[LayerParams] = []
-    for layer in range(config.layers):
-        layers.append(LayerParams(**{name: place(name, layer) for name in names}))
+    layers = tuple(LayerParams(**{name: place(name, layer) for name in names}) for layer in range(config.layers))
     exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
     inv_freq = (config.rope_base**-exponents).astype(np.float32)
     return ModelParams(
         embed=embed,
-        layers=tuple(layers),
+        layers=layers,
         final_norm=place("final_norm"),
         output=None if config.tied else place("output"),
         inv_freq=jax.device_put(inv_freq, split_axis(mesh, 1, None)),
