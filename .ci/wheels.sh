@@ -51,6 +51,11 @@ engine:
   model: smollm2-135m
   prompts: prompts.jsonl
 YAML
+cat >wrong.yaml <<'YAML'
+page_size: 16
+hicache:
+  storage: {kind: shelves, rooom: attic, shelves: many}
+YAML
 cat >prompts.jsonl <<'JSONL'
 {"id": "one", "prompt": "The capital of France is", "max_tokens": 4}
 JSONL
@@ -88,16 +93,13 @@ assert request["error"] is None, request
 assert "Paris" in request["text"], request
 PY
 
-# The examples' plugins are other people's: built elsewhere, never part of the workspace.
-for project in "$checkout"/examples/*/pyproject.toml; do
-  test -e "$project" || break
-  name=$(basename "$(dirname "$project")")
-  cp -r "$(dirname "$project")" "$work/example-$name" # outside the checkout: uv would find the workspace
-  uv build --quiet --wheel --out-dir "$work/dist-examples/$name" "$work/example-$name"
-  install full "$work/dist-examples/$name"/*.whl
-  distribution=$("$python" -c 'import sys, tomllib; print(tomllib.load(open(sys.argv[1], "rb"))["project"]["name"])' "$project")
-  use full kvcache plugins list | grep -F "$distribution"
-done
+# Somebody else's storage plugin: listed, and its options validated where they stand in a config.
+cp -r "$checkout/.ci/stranger" "$work/stranger" # inside the checkout uv would find the workspace
+uv build --quiet --out-dir "$work/stranger-dist" "$work/stranger"
+install full "$work"/stranger-dist/*.whl
+use full kvcache plugins list | grep -F stranger-shelves
+refuse full 'shelves.*integer' kvcache config validate wrong.yaml
+refuse full 'rooom' kvcache config validate wrong.yaml
 
 # A decode node: the core and ChunkCache alone.
 new_environment decode
