@@ -5,8 +5,8 @@ import jax.numpy as jnp
 
 
 def rope_angles(positions: jax.Array, inv_freq: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """cos and sin, float32 [B, T, head_dim / 2], for int32 `positions` [B, T]."""
-    angles = positions.astype(jnp.float32)[..., None] * inv_freq
+    """cos and sin, float32 [B, T, head_dim / 2], for int32 `positions` [B, T] and float32 `inv_freq` [head_dim / 2]."""
+    angles = positions.astype(jnp.float32)[:, :, None] * inv_freq[None, None, :]
     return jnp.cos(angles), jnp.sin(angles)
 
 

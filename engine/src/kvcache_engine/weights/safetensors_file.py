@@ -42,13 +42,15 @@ _LAYER = {
 class SafetensorsFolder:
     """An opened model folder; implements `Checkpoint`."""
 
-    def __init__(self, folder: Path) -> None:
-        """Raises:
+    def __init__(self, folder: Path, name: str | None = None) -> None:
+        """`name`: the model's own, where the folder's is a mere revision.
+
+        Raises:
         ModelNotFoundError: the folder holds no model.
         ModelFileError: a file is truncated or corrupt, or a tensor is missing.
         UnsupportedModelError: another architecture, or a variant of a known one that computes differently.
         """
-        self.folder = folder
+        self.folder, self._hub_name = folder, name
         self._raw = _read_json(folder / "config.json")
         self.config = self._read_config()
         self._files = self._find_tensors()
@@ -59,7 +61,7 @@ class SafetensorsFolder:
 
     @property
     def model_id(self) -> str:
-        return str(self._raw.get("_name_or_path") or self.folder.resolve().name)
+        return self._hub_name or self.folder.resolve().name
 
     def fetch(self, name: str, layer: int | None) -> npt.NDArray[np.float32]:
         full_name = _name(name, layer)

