@@ -19,7 +19,7 @@ class KVCacheError(Exception):
 
 
 class ConfigError(KVCacheError):
-    """A configuration that cannot work: unknown, contradictory or unserved by what is installed. Raised before anything is built."""
+    """A configuration that cannot work: unknown, contradictory or unserved by what is installed. Raised before any building."""
 
 
 class InvalidConfigError(ConfigError):

@@ -140,5 +140,3 @@ def parse_value(text: str, name: str, loc: Loc) -> Any:
         return yaml.safe_load(text)
     except (yaml.YAMLError, ValueError) as error:
         raise InvalidConfigError((Problem(loc, f"{text!r} is not valid YAML", Place(name)),)) from error
-
-

@@ -40,7 +40,8 @@ def _bytes(value: object) -> object:
         return value
     match = _SIZE.match(value)
     if match is None:
-        raise problem(f"must be a number of bytes, or a whole number with a unit such as '4GiB' ({', '.join(_UNITS)}), not {value!r}")
+        units = ", ".join(_UNITS)
+        raise problem(f"must be a number of bytes, or a whole number with a unit such as '4GiB' ({units}), not {value!r}")
     return int(match[1]) * _UNITS[match[2]]
 
 
@@ -57,7 +58,8 @@ class HiCacheConfig(BaseModel):
         default=None, description="size of the host pool in bytes (or '4GiB'), instead of ratio"
     )
     write_policy: WritePolicy | None = Field(
-        default=None, description="preset of backup_on and persist_on; default: write_through_and_back with storage, else write_through"
+        default=None,
+        description="preset of backup_on and persist_on; default with storage: write_through_and_back, without: write_through",
     )
     backup_on: BackupOn | None = Field(default=None, description="when pages are copied L1 -> L2, instead of write_policy")
     persist_on: PersistOn | None = Field(default=None, description="when pages are copied L2 -> L3, instead of write_policy")
@@ -99,12 +101,12 @@ class CacheConfig(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True, validate_default=True)
 
-    cache_type: str | None = Field(default=None, min_length=1, description="cache type; default: by disaggregation_mode and model class")
+    cache_type: str | None = Field(default=None, min_length=1, description="default: by disaggregation_mode and model class")
     disaggregation_mode: Annotated[DisaggregationMode, BeforeValidator(_null_mode)] = Field(
         default="null", description="role of this node in prefill/decode disaggregation; decode always uses chunk_cache"
     )
     page_size: int = Field(default=16, ge=1, description="tokens in a page, the same for all components")
-    model_class: ModelClass | None = Field(default=None, description="kind of attention; default: what the host says of its model")
+    model_class: ModelClass | None = Field(default=None, description="default: what the host says of its model")
     hicache: HiCacheConfig | None = Field(default=None, description="host memory and storage below the device; absent is off")
 
     @model_validator(mode="after")

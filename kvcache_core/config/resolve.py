@@ -90,7 +90,7 @@ def resolve(config: CacheConfig, model: ModelSpec, registry: Registry) -> Resolu
         PluginError: a plugin it needs is missing (with the pip command) or broken (distribution, version, stage, exception).
     """
     if config.model_class not in (None, model.model_class):
-        text = f"model_class '{config.model_class}' contradicts the host's model, which is '{model.model_class}'; remove model_class"
+        text = f"model_class '{config.model_class}' contradicts the host's model: it is '{model.model_class}'; remove model_class"
         raise ConfigError(text, path=("model_class",))
     steps: list[Step] = []
     offer = registry.cache_type(_choose(config, model, registry, steps))
@@ -112,7 +112,8 @@ def _choose(config: CacheConfig, model: ModelSpec, registry: Registry, steps: li
     if is_decode(config.disaggregation_mode):
         objection = _objection(registry, DECODE_CACHE, model, tiers)
         if objection is not None:
-            raise _error(objection, f"disaggregation_mode 'decode' needs {DECODE_CACHE}: {objection.text}", ("disaggregation_mode",))
+            text = f"disaggregation_mode 'decode' needs {DECODE_CACHE}: {objection.text}"
+            raise _error(objection, text, ("disaggregation_mode",))
         steps.append(Step(DECODE_CACHE, "taken", "disaggregation_mode is decode, which allows nothing else"))
         return DECODE_CACHE
     if config.cache_type is not None:
@@ -133,13 +134,14 @@ def _default(config: CacheConfig, model: ModelSpec, registry: Registry, steps: l
             steps.append(Step(name, "taken", f"first default for {model.model_class} of which nothing is absent"))
             return name
         if objection.fatal:
-            text = f"{name} is a default for {model.model_class} and cannot be passed over, because it is broken: {objection.text}"
+            text = f"{name}, a default for {model.model_class}, is not passed over, because it is broken: {objection.text}"
             raise PluginError(f"{text}; repair or uninstall it, or set cache_type", path=("cache_type",))
         steps.append(Step(name, "skipped", objection.text))
     why = "".join(f"\n  {step.subject}: {step.reason}" for step in steps)
     with_tiers = " with hicache" if tiers else ""
     advice = _what_works(registry, model, tiers)
-    raise MissingPluginError(f"no default cache type for {model.model_class}{with_tiers} can be used:{why}{advice}", path=("cache_type",))
+    text = f"no default cache type for {model.model_class}{with_tiers} can be used:{why}{advice}"
+    raise MissingPluginError(text, path=("cache_type",))
 
 
 def _objection(registry: Registry, name: str, model: ModelSpec, tiers: bool) -> _Objection | None:
@@ -170,7 +172,8 @@ def _component_objection(registry: Registry, name: str, model: ModelSpec) -> _Ob
     if not troubles:
         return None
     needs = ", ".join(spec.name for spec in model.components)
-    return _Objection(f"cache type '{name}' needs the component{_s(model.components)} {needs}: {'; '.join(troubles)}", fatal, not fatal)
+    text = f"cache type '{name}' needs the component{_s(model.components)} {needs}: {'; '.join(troubles)}"
+    return _Objection(text, fatal, not fatal)
 
 
 def _unserved(descriptor: CacheTypeDescriptor, model: ModelSpec) -> list[str]:

@@ -51,8 +51,8 @@ def breaches_of_config(raw: Mapping[str, Any]) -> list[Breach]:
         cache_type = raw.get("cache_type")
         if cache_type not in (None, DECODE_CACHE):
             text = (
-                f"disaggregation_mode 'decode' allows only '{DECODE_CACHE}', not {cache_type!r}: a decode node gets its KV from the "
-                "prefill node and has no prefixes to reuse; remove cache_type"
+                f"disaggregation_mode 'decode' allows only '{DECODE_CACHE}', not {cache_type!r}: a decode node gets its KV from "
+                "the prefill node and has no prefixes to reuse; remove cache_type"
             )
             found.append(Breach(("cache_type",), text))
         if raw.get("hicache") is not None:

@@ -7,9 +7,18 @@ Never a closed union: which kinds exist is asked of the registry at validation, 
 from collections.abc import Mapping
 from typing import Annotated, Any, cast
 
-from pydantic import BaseModel, ConfigDict, GetJsonSchemaHandler, PlainValidator, SerializeAsAny, ValidationInfo, model_serializer
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetJsonSchemaHandler,
+    PlainValidator,
+    SerializeAsAny,
+    ValidationError,
+    ValidationInfo,
+    model_serializer,
+)
 from pydantic.json_schema import JsonSchemaValue
-from pydantic_core import CoreSchema, PydanticCustomError
+from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from kvcache_core.errors import PluginError
 from kvcache_core.registry.default import default_registry
@@ -49,11 +58,9 @@ def problem(text: str) -> PydanticCustomError:
 def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
     if value is None or isinstance(value, StorageSlot):
         return value
-    if isinstance(value, str):
-        value = {"kind": value}
-    if not isinstance(value, Mapping):
+    if not isinstance(value, (str, Mapping)):
         raise problem(f"must be a kind such as 'file', or a mapping with a key 'kind', not {value!r}")
-    raw = dict(cast(Mapping[str, Any], value))
+    raw = {"kind": value} if isinstance(value, str) else dict(cast(Mapping[str, Any], value))
     kind = raw.pop("kind", None)
     registry = registry_of(info)
     if kind == "none":
@@ -66,7 +73,10 @@ def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
     try:
         offer = registry.storage(kind)
     except PluginError as error:
-        raise problem(str(error)) from error
+        where = () if isinstance(value, str) else ("kind",)
+        raise ValidationError.from_exception_data(
+            "storage", [InitErrorDetails(type=problem(str(error)), loc=where, input=kind)]
+        ) from error
     # A ValidationError raised here is merged by pydantic into the outer one, under the slot's own path.
     return StorageSlot(kind=kind, options=offer.descriptor.options.model_validate(raw, context=info.context))
 
@@ -84,7 +94,7 @@ StorageChoice = Annotated[StorageSlot | None, PlainValidator(_fill), _SlotSchema
 
 
 def slot_schema(registry: Registry) -> tuple[JsonSchemaValue, dict[str, JsonSchemaValue]]:
-    """The JSON schema of the slot as a union of the installed kinds, discriminated by `kind`, and the definitions it refers to."""
+    """The JSON schema of the slot as a union of the installed kinds, discriminated by `kind`, and its definitions."""
     variants: list[JsonSchemaValue] = []
     mapping: dict[str, str] = {}
     definitions: dict[str, JsonSchemaValue] = {}
@@ -101,6 +111,6 @@ def slot_schema(registry: Registry) -> tuple[JsonSchemaValue, dict[str, JsonSche
         definitions[f"storage_{kind}"] = schema
         mapping[kind] = f"#/$defs/storage_{kind}"
         variants.append({"$ref": mapping[kind]})
-    short: JsonSchemaValue = {"enum": [*kinds, "none", None], "description": "A kind alone stands for {kind: ...}; none is L1 + L2."}
+    short: JsonSchemaValue = {"enum": [*kinds, "none", None], "description": "a kind alone, for {kind: ...}; none is L1 + L2"}
     union: JsonSchemaValue = {"oneOf": variants, "discriminator": {"propertyName": "kind", "mapping": mapping}}
     return {"anyOf": [union, short] if variants else [short], "default": None}, definitions

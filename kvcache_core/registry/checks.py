@@ -33,6 +33,11 @@ EXPECTED: dict[str, tuple[Kind, type]] = {
 BUILT_IN_COMMANDS = frozenset({"config", "plugins"})
 RESERVED_SECTIONS = frozenset({"cache_type", "disaggregation_mode", "page_size", "model_class", "hicache"})
 """The fields of CacheConfig. A test keeps this equal to the model; the registry may not import the configuration."""
+RESERVED_FLAGS = frozenset(
+    "--hicache-" + name
+    for name in ("storage", "ratio", "host-bytes", "write-policy", "backup-on", "persist-on", "async-impl", "host-pool")
+)
+"""The flags of the section `hicache`, kept equal to the model by the same test."""
 RESERVED_KINDS = frozenset({"none"})
 
 
@@ -82,6 +87,8 @@ def _storage_faults(descriptor: StorageBackendDescriptor) -> Iterator[str]:
             yield f"flag {flag} of storage backend '{descriptor.name}' is for the option '{field}', which does not exist"
         if not FLAG.match(flag):
             yield f"flag {flag!r} of storage backend '{descriptor.name}' must match {FLAG.pattern}"
+        if flag in RESERVED_FLAGS:
+            yield f"flag {flag} of storage backend '{descriptor.name}' is taken by a field of hicache"
 
 
 def _command_faults(descriptor: CommandDescriptor) -> Iterator[str]:

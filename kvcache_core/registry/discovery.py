@@ -41,7 +41,7 @@ def installed_sources() -> list[PluginSource]:
 
 
 def discover(sources: Iterable[PluginSource]) -> list[PluginRecord]:
-    """Load each source alone and say what came of it, sorted by distribution and name so that every process sees the same order."""
+    """Load each source alone and say what came of it, sorted, so that every process sees the same order."""
     return [_load(source) for source in sorted(sources, key=lambda s: (s.distribution or "", s.name, s.group, s.target))]
 
 
@@ -107,7 +107,7 @@ def _refuse_strange_hooks(manager: pluggy.PluginManager, module: Any) -> None:
 
 
 def _validate(collected: Sequence[tuple[Kind, object]]) -> list[str]:
-    expected = {kind: descriptor for kind, descriptor in EXPECTED.values()}
+    expected = dict(EXPECTED.values())
     faults: list[str] = []
     seen: set[Name] = set()
     for kind, item in collected:
@@ -127,5 +127,5 @@ def _validate(collected: Sequence[tuple[Kind, object]]) -> list[str]:
 
 
 def _names(collected: Sequence[tuple[Kind, object]]) -> frozenset[Name]:
-    expected = {kind: descriptor for kind, descriptor in EXPECTED.values()}
+    expected = dict(EXPECTED.values())
     return frozenset((kind, cast(Descriptor, item).name) for kind, item in collected if isinstance(item, expected[kind]))

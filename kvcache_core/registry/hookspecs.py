@@ -60,7 +60,8 @@ class HookSpecs:
 
             @hookimpl
             def kvcache_storage_backends():
-                return [StorageBackendDescriptor(name="mine", summary="one line", factory="my_package.store:open_store", options=Options)]
+                factory = "my_package.store:open_store"
+                return [StorageBackendDescriptor(name="mine", summary="one line", factory=factory, options=Options)]
         """
         raise AssertionError("specification only")
 
@@ -72,7 +73,8 @@ class HookSpecs:
 
             @hookimpl
             def kvcache_commands():
-                return [CommandDescriptor(name="hello", summary="say hello", configure="my_package.cli:configure", run="my_package.cli:run")]
+                configure, run = "my_package.cli:configure", "my_package.cli:run"
+                return [CommandDescriptor(name="hello", summary="say hello", configure=configure, run=run)]
         """
         raise AssertionError("specification only")
 

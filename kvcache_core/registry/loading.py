@@ -37,7 +37,8 @@ def load_target(target: str, source: PluginSource, stage: Stage = Stage.FACTORY)
     try:
         found = import_target(target)
     except (Exception, SystemExit) as error:
-        raise PluginError(f"{source} is broken at stage '{stage}': importing {target} raised {describe_exception(error)}") from error
+        text = f"{source} is broken at stage '{stage}': importing {target} raised {describe_exception(error)}"
+        raise PluginError(text) from error
     if not callable(found):
         raise PluginError(f"{source} is broken at stage '{stage}': {target} is not callable")
     return found

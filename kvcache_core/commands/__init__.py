@@ -1,0 +1,1 @@
+"""The built-in commands of `kvcache`, one module a group."""
