@@ -5,11 +5,14 @@ so a type that is merely "close" would find a wrong page. It is refused here, on
 """
 
 from array import array
+from typing import TypeAlias
 
 import numpy as np
 import numpy.typing as npt
 
-TokenIds = npt.NDArray[np.int32] | array
+INT32 = np.dtype(np.int32)
+
+TokenIds: TypeAlias = "npt.NDArray[np.int32] | array[int]"
 """A prompt or a prefix: contiguous 1-D int32, as a numpy array or an `array.array('i')`."""
 
 ExtraKey = tuple[bytes, ...]
@@ -24,23 +27,37 @@ def as_token_ids(ids: TokenIds) -> npt.NDArray[np.int32]:
         TypeError: not a numpy array or `array.array('i')`, or another dtype. Lists and int64 are refused on purpose.
         ValueError: not 1-D, not contiguous, or a negative id.
     """
+    view = token_view(ids)
+    check_not_negative(view)
+    return view
+
+
+def token_view(ids: TokenIds) -> npt.NDArray[np.int32]:
+    """The part of `as_token_ids` that does not look at the values, and therefore does not cost more for longer prompts.
+
+    A cache that finds a prefix equal to tokens it has checked before needs `check_not_negative` only for the rest.
+    """
     if type(ids) is array:
         if ids.typecode != "i":
             raise TypeError(f"token ids must be int32; this array.array has typecode {ids.typecode!r}, use array('i', ...)")
-        view = np.frombuffer(ids, dtype=np.int32)
-    elif isinstance(ids, np.ndarray):
-        view = ids
-        if view.dtype != np.int32:
-            raise TypeError(f"token ids must be int32, not {view.dtype}; convert with .astype(np.int32)")
-        if view.ndim != 1:
-            raise ValueError(f"token ids must be one-dimensional, not of shape {view.shape}")
-        if not view.flags.c_contiguous:
-            raise ValueError("token ids must be contiguous; use np.ascontiguousarray(ids)")
-    else:
+        return np.frombuffer(ids, dtype=np.int32)
+    if not isinstance(ids, np.ndarray):
         raise TypeError(f"token ids must be a numpy int32 array or array('i', ...), not {type(ids).__name__}")
-    if view.size and int(view.min()) < 0:
-        raise ValueError(f"token ids must not be negative; position {int(view.argmin())} holds {int(view.min())}")
-    return view
+    if ids.dtype is not INT32 and ids.dtype != INT32:
+        raise TypeError(f"token ids must be int32, not {ids.dtype}; convert with .astype(np.int32)")
+    if ids.ndim != 1:
+        raise ValueError(f"token ids must be one-dimensional, not of shape {ids.shape}")
+    if not ids.flags.c_contiguous:
+        raise ValueError("token ids must be contiguous; use np.ascontiguousarray(ids)")
+    return ids
+
+
+def check_not_negative(view: npt.NDArray[np.int32], start: int = 0) -> None:
+    """Raise ValueError if a token from position `start` on is negative."""
+    rest = view[start:] if start else view
+    # argmin finds the minimum as fast as min and skips the ufunc machinery, which costs more than the scan of a short prompt
+    if rest.size and rest.item(rest.argmin()) < 0:
+        raise ValueError(f"token ids must not be negative; position {start + int(rest.argmin())} holds {int(rest.min())}")
 
 
 def check_extra_key(extra_key: ExtraKey) -> ExtraKey:

@@ -1,0 +1,217 @@
+"""Insert: decide the longest length that will be usable, then take exactly what lies below it.
+
+Nothing beyond that length is taken, because no lock would cover it while the caller still uses it. The decision is made before
+anything is changed. Rules of adoption are the contract's section 6; the cuts make every adopted range a whole node.
+"""
+
+from collections.abc import Mapping, Sequence
+from types import MappingProxyType
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult
+from kvcache_radix.node import Node, Root
+from kvcache_radix.offer import Offer
+from kvcache_radix.store import NodeStore
+from kvcache_radix.usable import longest_usable
+
+Offers = Sequence[Offer | None]
+
+
+Found = tuple[Node, int]
+"""Where a walk along the tokens ended: the node that covers position `matched - 1`, and `matched`. A plain tuple: hot path."""
+
+
+class Insertion:
+    """Inserts into one store. `edge_cap`: the longest edge in tokens, a multiple of the page size."""
+
+    def __init__(self, store: NodeStore, edge_cap: int) -> None:
+        self._store = store
+        self._edge_cap = edge_cap
+        self._nothing: Mapping[str, Indices] = MappingProxyType(dict.fromkeys(store.components, NO_INDICES))
+
+    def insert(
+        self, view: npt.NDArray[np.int32], offers: Offers, found: Found | None, extra_key: tuple[bytes, ...]
+    ) -> InsertResult:
+        """`view`: the checked tokens; `found`: where matching them ended, None when not even a page is known."""
+        path = _path(found)
+        matched = 0 if found is None else found[1]
+        length = self._length(path, matched, len(view), offers)
+        duplicates: dict[int, bytes] = {}
+        if length:
+            end = self._existing(path, min(matched, length), offers, duplicates)
+            if length > matched:
+                end = self._grow(end or self._store.root(extra_key), view, length, offers)
+            assert end is not None
+            self._touch(end, length)
+        return InsertResult(
+            length,
+            self._by_name(duplicates),
+            self._by_name({c: o.slice(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}),
+        )
+
+    def insert_closed(
+        self, view: npt.NDArray[np.int32], offer: Offer | None, found: Found | None, extra_key: tuple[bytes, ...]
+    ) -> InsertResult:
+        """`insert` for the most frequent tree, with a prefix_closed component alone: everything follows from where its device
+        data ends. A property test holds the two equal."""
+        store = self._store
+        known, node = 0, None
+        if found is not None:
+            node, known = found
+            if node.cells[0].device is None:
+                return self.insert(view, [offer], found, extra_key)
+        start, end = (0, 0) if offer is None else (offer.start, offer.end)
+        length = end if start <= known < end else known
+        if node is not None and known < node.end:
+            node = store.split(node, known)
+        if length > known:
+            if node is None:
+                node = store.root(extra_key)
+            assert offer is not None
+            tokens = view.data
+            at = known
+            while at < length:
+                cut = min(length, at + self._edge_cap)
+                node = store.attach(node, tokens[at:cut].tobytes())
+                store.put(node, 0, offer.slice(at, cut))
+                at = cut
+        if node is not None:
+            self._touch_path(node)
+        if offer is None or (start == known and end == length):
+            return InsertResult(length, self._nothing, self._nothing)
+        return InsertResult(
+            length, self._by_name({0: offer.slice(start, min(known, length))}), self._by_name({0: offer.slice(length, end)})
+        )
+
+    def _touch_path(self, node: Node) -> None:
+        """`_touch` where every node of a path is needed. Only the end can be new and a leaf, so only the end is queued."""
+        store, end = self._store, node
+        clock = store.clock
+        above = node.parent
+        while above is not None:
+            clock += 1
+            node.cells[0].clock = clock
+            node = above
+            above = node.parent
+        store.clock = clock
+        store.offer(end, 0)
+
+    def _length(self, path: Sequence[Node], matched: int, total: int, offers: Offers) -> int:
+        bounds = {node.end for node in path if node.end < matched} | {matched, total} - {0}
+        for offer in offers:
+            if offer is not None:
+                bounds |= {offer.start, offer.end} - {0} if not offer.states else offer.states.keys()
+        ends = sorted(bounds)
+        resident: list[list[bool]] = [[] for _ in offers]
+        at, start = 0, 0
+        for end in ends:
+            while at < len(path) and path[at].end < end:
+                at += 1
+            node = path[at] if at < len(path) and end <= matched else None
+            for geometry, offer, has, c in zip(self._store.geometries, offers, resident, range(len(offers)), strict=True):
+                there = node is not None and node.cells[c].device is not None
+                if geometry.at_node_end:
+                    has.append((there and node is not None and node.end == end) or (offer is not None and end in offer.states))
+                else:
+                    has.append(there or (offer is not None and offer.start <= start and end <= offer.end))
+            start = end
+        return longest_usable(self._store.geometries, ends, resident)
+
+    def _existing(self, path: Sequence[Node], limit: int, offers: Offers, duplicates: dict[int, bytes]) -> Node | None:
+        """Adopt or turn down what is offered for the known part, up to `limit`; returns the node that ends there."""
+        end: Node | None = None
+        for whole in path:
+            assert whole.parent is not None
+            if whole.parent.end >= limit:
+                break
+            for end in self._cut(whole, limit, offers):
+                assert end.parent is not None
+                for c, offer in enumerate(offers):
+                    data = b"" if offer is None else self._offered(offer, c, end)
+                    if not data:
+                        continue
+                    if end.cells[c].device is None:
+                        end.cells[c].clock = 0
+                        self._store.put(end, c, data)
+                    else:
+                        duplicates[c] = duplicates.get(c, b"") + data
+        return end
+
+    def _offered(self, offer: Offer, c: int, node: Node) -> bytes:
+        if self._store.geometries[c].at_node_end:
+            return offer.states.get(node.end, b"")
+        assert node.parent is not None
+        return offer.slice(node.parent.end, node.end)
+
+    def _cut(self, node: Node, limit: int, offers: Offers) -> list[Node]:
+        """Cut `node` where something is adopted for a part of it, and at `limit`; returns the pieces up to `limit`."""
+        assert node.parent is not None
+        start, end = node.parent.end, min(node.end, limit)
+        cuts = {end}
+        for cell, offer in zip(node.cells, offers, strict=True):
+            if offer is None:
+                continue
+            if offer.states:
+                cuts |= offer.states.keys()
+            elif cell.device is None and offer.start < end and offer.end > start:
+                cuts |= {offer.start, offer.end}
+        pieces = [self._store.split(node, at) for at in sorted(cuts) if start < at <= end and at < node.end]
+        if node.end <= limit:
+            pieces.append(node)
+        return pieces
+
+    def _grow(self, parent: Node, view: npt.NDArray[np.int32], length: int, offers: Offers) -> Node:
+        """New nodes for [parent.end, length), each uniform in what it holds."""
+        cuts = {length}
+        for offer in offers:
+            if offer is not None:
+                cuts |= offer.states.keys() if offer.states else {offer.start, offer.end}
+        start = parent.end
+        for cut in sorted(cuts):
+            while start < cut <= length:
+                end = min(cut, start + self._edge_cap)
+                node = self._store.attach(parent, view[start:end].tobytes())
+                for c, offer in enumerate(offers):
+                    data = b"" if offer is None else self._offered(offer, c, node)
+                    if data:
+                        self._store.put(node, c, data)
+                parent, start = node, end
+        return parent
+
+    def _touch(self, end: Node, length: int) -> None:
+        """Blocks count from last to first, so that the end of a prefix is evicted before its beginning."""
+        store = self._store
+        needs = [geometry.first_needed(length) for geometry in store.geometries]
+        node: Node | None = end
+        while node is not None and not isinstance(node, Root):
+            for c, cell in enumerate(node.cells):
+                if not cell.clock:  # adopted just now, perhaps behind the window
+                    store.clock += 1
+                    cell.clock = store.clock
+                    store.offer(node, c)
+                elif node.end > needs[c]:
+                    store.clock += 1
+                    cell.clock = store.clock
+            node = node.parent
+
+    def _by_name(self, data: Mapping[int, bytes]) -> Mapping[str, Indices]:
+        if not data:
+            return self._nothing
+        named = dict(self._nothing)
+        for c, chunk in data.items():
+            if chunk:
+                named[self._store.geometries[c].name] = np.frombuffer(chunk, dtype=np.int32)
+        return named
+
+
+def _path(found: Found | None) -> list[Node]:
+    """Nodes from the one below the root down to the one found."""
+    path: list[Node] = []
+    node = None if found is None else found[0]
+    while node is not None and node.parent is not None:
+        path.append(node)
+        node = node.parent
+    path.reverse()
+    return path

@@ -1,0 +1,91 @@
+"""What a caller offers to `insert`, validated and copied, before anything is taken.
+
+It knows geometries and page sizes; it does not know the tree.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from kvcache_core.contracts.results import Indices, Segment, Values
+from kvcache_core.contracts.tokens import INT32
+from kvcache_radix.geometry import Geometry
+from kvcache_radix.node import INDEX_BYTES
+
+
+class Offer:
+    """One component's values. Pages: `data` holds the indices of [start, end) as int32 bytes. `at_node_end`: `states` maps
+    positions, ascending, to one index each, and `start` and `end` are the first and the last of them."""
+
+    __slots__ = ("data", "end", "page_size", "start", "states")
+
+    def __init__(self, start: int, end: int, data: bytes, states: Mapping[int, bytes], page_size: int) -> None:
+        self.start = start
+        self.end = end
+        self.data = data
+        self.states = states
+        self.page_size = page_size
+
+    def slice(self, start: int, end: int) -> bytes:
+        """The offered indices of [start, end), clipped to what is offered; those of states with start < position <= end."""
+        if self.states:
+            return b"".join([data for at, data in self.states.items() if start < at <= end])
+        if start < self.start:
+            start = self.start
+        if end > self.end:
+            end = self.end
+        if start >= end:
+            return b""
+        page, base = self.page_size, self.start
+        return self.data[(start - base) // page * INDEX_BYTES : (end - base) // page * INDEX_BYTES]
+
+
+def read_offers(
+    values: Values, components: Mapping[str, int], geometries: Sequence[Geometry], page_size: int, length: int
+) -> list[Offer | None]:
+    """By component number; None where nothing is offered. Raises ValueError for malformed values."""
+    offers: list[Offer | None] = [None] * len(geometries)
+    for name, segments in values.items():
+        c = components.get(name)
+        if c is None:
+            raise ValueError(f"values for unknown component {name!r}; this cache has: {', '.join(components)}")
+        at_node_end = geometries[c].at_node_end
+        chunks: list[bytes] = []
+        ends: list[int] = []
+        last = -1
+        for segment in segments:
+            chunks.append(_read_segment(name, segment, at_node_end, page_size, length))
+            if at_node_end:
+                if segment.end <= last:
+                    raise ValueError(f"states of {name!r} must ascend; position {segment.end} follows {last}")
+            elif segment.start != last and last >= 0:
+                raise ValueError(f"gap or overlap in {name!r}: a segment ends at {last}, the next begins at {segment.start}")
+            last = segment.end
+            ends.append(last)
+        data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
+        if not data:
+            continue
+        if at_node_end:
+            offers[c] = Offer(ends[0], last, b"", dict(zip(ends, chunks, strict=True)), page_size)
+        else:
+            offers[c] = Offer(segments[0].start, last, data, {}, page_size)
+    return offers
+
+
+def _read_segment(name: str, segment: Segment, at_node_end: bool, page_size: int, length: int) -> bytes:
+    start, end, indices = segment.start, segment.end, segment.indices
+    if start % page_size or end % page_size or not 0 <= start <= end <= length:
+        raise ValueError(
+            f"segment [{start}, {end}) of {name!r} must lie in [0, {length}), "
+            f"begin and end at multiples of the page size {page_size}"
+        )
+    _check_indices(name, indices)
+    expected = 1 if at_node_end else (end - start) // page_size
+    if len(indices) != expected or (at_node_end and not end):
+        raise ValueError(f"segment [{start}, {end}) of {name!r} needs {expected} indices and holds {len(indices)}")
+    return indices.tobytes()
+
+
+def _check_indices(name: str, indices: Indices) -> None:
+    if type(indices) is not np.ndarray or (indices.dtype is not INT32 and indices.dtype != INT32) or indices.ndim != 1:
+        raise ValueError(f"indices of {name!r} must be a one-dimensional numpy int32 array, not {indices!r}")

@@ -1,0 +1,27 @@
+"""What left a tree and goes back to allocators: collected during one operation, so that each allocator is called once."""
+
+import numpy as np
+
+from kvcache_core.contracts.results import NO_INDICES, Indices
+from kvcache_radix.node import INDEX_BYTES
+
+
+class Reclaimed:
+    """Indices by (tier, component number). The holder of the object owns them."""
+
+    __slots__ = ("_chunks",)
+
+    def __init__(self) -> None:
+        self._chunks: dict[tuple[int, int], list[bytes]] = {}
+
+    def add(self, tier: int, c: int, data: bytes) -> None:
+        self._chunks.setdefault((tier, c), []).append(data)
+
+    def count(self, tier: int, c: int) -> int:
+        """How many indices were collected."""
+        return sum(map(len, self._chunks.get((tier, c), ()))) // INDEX_BYTES
+
+    def indices(self, tier: int, c: int) -> Indices:
+        """int32, in the order of collection; read-only."""
+        chunks = self._chunks.get((tier, c))
+        return np.frombuffer(b"".join(chunks), dtype=np.int32) if chunks else NO_INDICES

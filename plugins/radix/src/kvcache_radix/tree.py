@@ -1,0 +1,279 @@
+"""RadixTree: what a prefix cache knows about token prefixes, for any set of components and with one tier or two.
+
+Edges are int32 bytes compared by memcmp; numpy looks at tokens only where an edge differs. Children are found by the bytes of
+their first page; each extra_key has a root of its own. The design follows the radix trees of SGLang and the block tables of
+vLLM; deriving everything from `first_needed` and keeping no marks in nodes is this project's.
+It does not know allocators, pools, transfers or storage: what leaves it is handed to the caller.
+"""
+
+from collections.abc import Sequence
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache_core.contracts.cache import Tier
+from kvcache_core.contracts.locks import Lock
+from kvcache_core.contracts.results import InsertResult, MatchResult, Values
+from kvcache_core.contracts.tokens import ExtraKey, TokenIds, check_extra_key, check_not_negative, token_view
+from kvcache_core.errors import LockError
+from kvcache_radix.geometry import Geometry
+from kvcache_radix.insertion import Found, Insertion
+from kvcache_radix.node import INDEX_BYTES, Node, Root
+from kvcache_radix.offer import read_offers
+from kvcache_radix.receipt import RELEASED, TreeLock
+from kvcache_radix.reclaimed import Reclaimed
+from kvcache_radix.store import DEVICE, HOST, TIERS, NodeStore
+from kvcache_radix.usable import longest_usable
+
+EDGE_CAP_TOKENS = 16_384
+"""Longest edge unless told otherwise: long enough that a 128k-token match visits 8 nodes, short enough that a split is cheap and
+a victim that cannot be trimmed is no large part of a pool."""
+
+
+class RadixTree:
+    """`page_size` in tokens, `edge_cap` in pages. With `host`, nodes also have indices in a host tier.
+
+    The methods are those of `BasePrefixCache`, except that `evict` and `clear` return what the caller must free.
+    """
+
+    def __init__(
+        self, page_size: int, geometries: Sequence[Geometry], *, host: bool = False, edge_cap: int | None = None
+    ) -> None:
+        if page_size < 1 or (edge_cap is not None and edge_cap < 1):
+            raise ValueError(f"page_size and edge_cap must be at least 1, not {page_size} and {edge_cap}")
+        self.page_size = page_size
+        self.edge_cap = max(1, EDGE_CAP_TOKENS // page_size) if edge_cap is None else edge_cap
+        self.store = NodeStore(page_size, geometries, host=host)
+        self.receipts: set[TreeLock] = set()
+        self._insertion = Insertion(self.store, self.edge_cap * page_size)
+        self._only_closed = self.store.closed == 0 and len(geometries) == 1
+
+    # match
+
+    def match(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
+        """Changes nothing. Raises TypeError or ValueError for what cannot be a key."""
+        view = token_view(ids)
+        found = self._find(view, extra_key)
+        # what was matched equals tokens that were checked when they were inserted
+        if found is None:
+            check_not_negative(view)
+            return MatchResult(None, 0, 0, 0)
+        node, matched = found
+        if matched < len(view):
+            check_not_negative(view, matched)
+        if self._only_closed:
+            device = node
+            while device.cells[0].device is None and device.parent is not None:
+                device = device.parent
+            device_len = min(device.end, matched)
+        else:
+            device_len = self._usable(found, host=False)
+        return MatchResult(node, device_len, self._usable(found, host=True) if self.store.has_host else device_len, matched)
+
+    def _find(self, view: npt.NDArray[np.int32], extra_key: ExtraKey) -> Found | None:
+        node: Node | None = self.store.roots.get(extra_key)
+        if node is None:
+            check_extra_key(extra_key)
+            return None
+        page = self.page_size
+        limit = len(view) - len(view) % page
+        tokens = view.data
+        at = 0
+        while at < limit and node.children:
+            child = node.children.get(tokens[at : at + page].tobytes())
+            if child is None:
+                break
+            end = child.end
+            stop = min(end, limit)
+            node = child
+            if not child.key.startswith(tokens[at:stop]):
+                edge = np.frombuffer(child.key, dtype=np.int32, count=stop - at)
+                same = int((edge != view[at:stop]).argmax())
+                at += same - same % page
+                break
+            at = stop
+        return (node, at) if at else None
+
+    def _usable(self, found: Found, *, host: bool) -> int:
+        ends: list[int] = []
+        path: list[Node] = []
+        node, end = found
+        above = node.parent
+        while above is not None:
+            ends.append(end)
+            path.append(node)
+            node, end, above = above, above.end, above.parent
+        ends.reverse()
+        path.reverse()
+        resident = [
+            [
+                (n.cells[c].device is not None or (host and n.cells[c].host is not None)) and not (g.at_node_end and n.end > e)
+                for n, e in zip(path, ends, strict=True)
+            ]
+            for c, g in enumerate(self.store.geometries)
+        ]
+        return longest_usable(self.store.geometries, ends, resident)
+
+    # locks
+
+    def lock(self, match: MatchResult, length: int | None = None, *, host: bool = False) -> TreeLock | None:
+        """None when the match went stale.
+
+        Raises:
+            ValueError: `length` is no page boundary of the match.
+            LockError: the match was made by another tree.
+        """
+        if length is None:
+            length = match.host_len if host else match.device_len
+        elif length % self.page_size or not 0 <= length <= match.matched_len:
+            raise ValueError(f"cannot lock {length} tokens of a match of {match.matched_len} at page size {self.page_size}")
+        store = self.store
+        if not length:
+            receipt = TreeLock(store, None, 0, [0] * len(store.geometries))
+            self.receipts.add(receipt)
+            return receipt
+        node = match.handle
+        assert isinstance(node, Node)
+        above = node.parent
+        if above is None:
+            return None
+        while above.end >= length:
+            node = above
+            above = node.parent
+            assert above is not None
+        while above.parent is not None:
+            above = above.parent
+        if not isinstance(above, Root) or above.owner is not store.owner:
+            raise LockError("the match was made by another cache; a handle is good only for the cache that gave it")
+        if (not self._only_closed or node.cells[0].device is None) and not self._lockable(node, length, host):
+            return None
+        if node.end > length:
+            node = store.split(node, length)
+        if self._only_closed:
+            stops = [self._pin_path(node, 0, 0)]
+        else:
+            stops = [self._pin_path(node, c, g.first_needed(length)) for c, g in enumerate(store.geometries)]
+        receipt = TreeLock(store, node, length, stops)
+        self.receipts.add(receipt)
+        return receipt
+
+    def _lockable(self, node: Node, length: int, host: bool) -> bool:
+        for c, geometry in enumerate(self.store.geometries):
+            if geometry.at_node_end and node.end != length:
+                return False
+            need = geometry.first_needed(length)
+            each: Node | None = node
+            while each is not None and each.end > need:
+                cell = each.cells[c]
+                if cell.device is None and not (host and cell.host is not None):
+                    return False
+                if geometry.prefix_closed and cell.device is not None:
+                    break  # device data is there all the way up
+                each = each.parent
+        return True
+
+    def _pin_path(self, node: Node, c: int, need: int) -> int:
+        store = self.store
+        clock = store.clock
+        while node.end > need:
+            cell = node.cells[c]
+            if cell.locks:
+                cell.locks += 1
+            else:
+                store.pin(cell, c)
+            clock += 1
+            cell.clock = clock
+            assert node.parent is not None
+            node = node.parent
+        store.clock = clock
+        return node.end
+
+    def unlock(self, lock: Lock, component: str | None = None) -> None:
+        """Raises LockError for a receipt, or a part of one, that is not held here; KeyError for an unknown component."""
+        if lock not in self.receipts:
+            raise LockError(f"{lock} is not held: it was released before, or another cache made it")
+        assert isinstance(lock, TreeLock)
+        stops = lock.stops
+        if component is not None:
+            c = self.store.components[component]
+            if self.store.geometries[c].prefix_closed:
+                raise LockError(f"{component!r} is released last, with the whole lock: call unlock_ref without a component")
+            if stops[c] == RELEASED:
+                raise LockError(f"{component!r} of {lock} was released before")
+            self._unpin_path(lock, c)
+            return
+        self.receipts.remove(lock)
+        closed = self.store.closed
+        for c, stop in enumerate(stops):
+            if stop != RELEASED and c != closed:
+                self._unpin_path(lock, c)
+        if closed >= 0:
+            self._unpin_path(lock, closed)
+        lock.node = None
+
+    def _unpin_path(self, lock: TreeLock, c: int) -> None:
+        stop, lock.stops[c] = lock.stops[c], RELEASED
+        node = lock.node
+        while node is not None and node.end > stop:
+            cell = node.cells[c]
+            if cell.locks > 1:
+                cell.locks -= 1
+            else:
+                self.store.unpin(node, cell, c)
+            node = node.parent
+
+    # insert and evict
+
+    def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
+        """Raises TypeError or ValueError for what cannot be a key and ValueError for malformed values; nothing was taken."""
+        view = token_view(ids)
+        if len(view) % self.page_size:
+            raise ValueError(f"insert takes whole pages: {len(view)} tokens are no multiple of the page size {self.page_size}")
+        offers = read_offers(values, self.store.components, self.store.geometries, self.page_size, len(view))
+        found = self._find(view, extra_key)
+        check_not_negative(view, 0 if found is None else found[1])
+        if self._only_closed:
+            return self._insertion.insert_closed(view, offers[0], found, extra_key)
+        return self._insertion.insert(view, offers, found, extra_key)
+
+    def evict(self, component: str, n: int, tier: Tier = "device") -> Reclaimed:
+        """Take at least `n` indices of `component` from the least recently used, as far as unlocked data goes, trimming the last
+        victim at a page boundary. The caller frees what is returned, of every component and tier."""
+        c, level = self.store.components[component], TIERS[tier]
+        reclaimed = Reclaimed()
+        missing = n
+        while missing > 0:
+            victim = self.victim(c, missing, level)
+            if victim is None:
+                break
+            cell = victim.cells[c]
+            data = cell.device if level == DEVICE else cell.host
+            assert data is not None
+            missing -= len(data) // INDEX_BYTES
+            if level == DEVICE:
+                self.store.demote(victim, c, reclaimed)
+            else:
+                reclaimed.add(HOST, c, self.store.take(victim, c, HOST))
+                self.store.settle(victim, reclaimed)
+        return reclaimed
+
+    def victim(self, c: int, n: int, tier: int = DEVICE) -> Node | None:
+        """One step of an eviction: the next victim, cut so that it holds at most `n` indices, no longer queued in this heap. Take
+        its data or `store.offer` it again. After anything that may evict, look whether it still has data."""
+        node = self.store.heaps[tier][c].pop()
+        if node is None:
+            return None
+        cell = node.cells[c]
+        data = cell.device if tier == DEVICE else cell.host
+        assert data is not None and node.parent is not None
+        if len(data) > n * INDEX_BYTES and not self.store.geometries[c].at_node_end:
+            self.store.split(node, node.end - n * self.page_size)
+        return node
+
+    def clear(self) -> Reclaimed | None:
+        """Delete everything; None, and nothing is changed, while a lock lives."""
+        if self.receipts:
+            return None
+        reclaimed = Reclaimed()
+        self.store.clear(reclaimed)
+        return reclaimed
