@@ -1,7 +1,8 @@
 """What a cache counts. One object per cache, plain integers, no global state; a host reads them, nobody resets them."""
 
 from collections import Counter
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
+from typing import cast
 
 
 @dataclass(slots=True)
@@ -34,7 +35,9 @@ class CacheCounters:
 
     def as_dict(self) -> dict[str, object]:
         """A JSON-ready copy."""
-        return {
-            name: dict(value) if isinstance(value, Counter) else value
-            for name, value in ((slot, getattr(self, slot)) for slot in self.__dataclass_fields__)
-        }
+        # Not dataclasses.asdict: it rebuilds a Counter from its pairs and so counts the pairs.
+        result: dict[str, object] = {}
+        for spec in fields(self):
+            value: object = getattr(self, spec.name)
+            result[spec.name] = dict(cast("Counter[str]", value)) if isinstance(value, Counter) else value
+        return result

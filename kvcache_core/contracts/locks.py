@@ -1,4 +1,4 @@
-"""Receipts: what a caller holds while data must stay, and while a transfer runs. Both are made by a cache and ended through it."""
+"""Receipts: what a caller holds while data must stay, and while a transfer runs. A cache makes them and ends them."""
 
 from abc import ABC, abstractmethod
 from enum import Enum

@@ -19,8 +19,8 @@ NO_INDICES.setflags(write=False)
 
 @dataclass(frozen=True, slots=True, eq=False)
 class Segment:
-    """`indices` hold tokens [start, end) of one prefix. `start` and `end` are page aligned; for a component with one unit at a
-    node's end (`at_node_end`), `end` is the position of the state and there is exactly one index."""
+    """`indices` hold tokens [start, end) of one prefix. `start` and `end` are page aligned; for a component with one unit at
+    a node's end (`at_node_end`), `end` is the position of the state and there is exactly one index."""
 
     start: int
     end: int
@@ -37,7 +37,7 @@ def full(indices: Indices, page_size: int, start: int = 0) -> Values:
 
 
 class MatchResult(NamedTuple):
-    """The answer of `match_prefix`: a claim about now, without a lock. It survives splits; `lock_ref` finds out if it went stale."""
+    """The answer of `match_prefix`: a claim about now, without a lock. It survives splits; `lock_ref` tells if it went stale."""
 
     handle: object
     """Opaque to its holder; only the cache that made it reads it."""

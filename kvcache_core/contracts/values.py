@@ -1,4 +1,4 @@
-"""The checks every cache makes on offered `Values` before it takes anything. A broken offer is the host's bug, so it is raised."""
+"""The checks every cache makes on offered `Values` before it takes anything. A broken offer is a host's bug: it is raised."""
 
 from collections.abc import Collection
 

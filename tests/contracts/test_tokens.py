@@ -4,6 +4,7 @@ from array import array
 
 import numpy as np
 import pytest
+
 from kvcache_core.contracts.tokens import as_token_ids, check_extra_key, floor_page
 
 

@@ -4,6 +4,7 @@ import threading
 
 import numpy as np
 import pytest
+
 from kvcache_core.transfer_queue import TransferQueue
 
 
@@ -38,12 +39,20 @@ def pages(*numbers):
 def test_one_gather_per_component_and_rows_by_start():
     pools = {"full": NumpyPool(), "state": NumpyPool()}
     queue = TransferQueue(pools)
-    a, b, c = queue.enqueue_gather("full", pages(3, 1)), queue.enqueue_gather("state", pages(2)), queue.enqueue_gather("full", pages(4))
+    a, b, c = (
+        queue.enqueue_gather("full", pages(3, 1)),
+        queue.enqueue_gather("state", pages(2)),
+        queue.enqueue_gather("full", pages(4)),
+    )
     assert queue.pending() == 3
     assert not a.dispatched
     queue.dispatch({"full": np.arange(10), "state": np.arange(10) * 10})
     assert pools["full"].calls == [("gather", [3, 1, 4])]
-    assert [op.pages[op.start : op.start + len(op.indices)].tolist() for op in (a, b, c)] == [[3, 1], [20], [4]]
+    assert a.pages is not None
+    assert a.pages is c.pages
+    assert b.pages is not None
+    rows = [np.asarray(op.pages)[op.start : op.start + len(op.indices)].tolist() for op in (a, b, c)]
+    assert rows == [[3, 1], [20], [4]]
     assert queue.pending() == 0
 
 
@@ -52,6 +61,7 @@ def test_a_page_is_read_before_it_is_written_in_the_same_dispatch():
     written = queue.enqueue_scatter("full", pages(3), np.array([99]))
     saved = queue.enqueue_gather("full", pages(3))
     buffers = queue.dispatch({"full": np.arange(10)})
+    assert saved.pages is not None
     assert saved.pages.tolist() == [3]
     assert buffers["full"][3] == 99
     assert written.dispatched
@@ -64,6 +74,7 @@ def test_indices_are_copied_when_queued():
     op = queue.enqueue_gather("full", indices)
     indices[0] = 7
     queue.dispatch({"full": np.arange(10)})
+    assert op.pages is not None
     assert op.pages.tolist() == [3]
 
 
@@ -117,7 +128,7 @@ def test_only_the_owner_thread_dispatches():
 
 def test_an_unknown_component_is_refused_when_queued():
     queue = TransferQueue({"full": NumpyPool()})
-    with pytest.raises(KeyError, match="window.*there are: full"):
+    with pytest.raises(KeyError, match=r"window.*there are: full"):
         queue.enqueue_gather("window", pages(1))
     with pytest.raises(KeyError, match="window"):
         queue.enqueue_scatter("window", pages(1), np.array([1]))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from kvcache_core.contracts.results import Segment, full
 from kvcache_core.contracts.values import check_values
 

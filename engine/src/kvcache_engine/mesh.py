@@ -31,13 +31,11 @@ def mesh_size(mesh: Mesh | None) -> int:
     return 1 if mesh is None else int(mesh.shape[TENSOR_AXIS])
 
 
-def split_axis(mesh: Mesh | None, ndim: int, axis: int | None) -> NamedSharding | None:
-    """Split `axis` of an `ndim`-dimensional array over the mesh; `axis` None replicates. None without a mesh."""
+def split_axis(mesh: Mesh | None, axis: int | None) -> NamedSharding | None:
+    """Split `axis` of an array over the mesh; `axis` None puts the whole array on every device. None without a mesh."""
     if mesh is None:
         return None
-    names: list[str | None] = [None] * ndim
-    if axis is not None:
-        names[axis] = TENSOR_AXIS
+    names = () if axis is None else (*[None] * axis, TENSOR_AXIS)
     return NamedSharding(mesh, PartitionSpec(*names))
 
 

@@ -71,14 +71,14 @@ class ModelRunner:
         self._model, self._pool, self._page_size, self._max_chunk = model, pool, page_size, max_chunk
         self._compiled = 0
         self._tokens_computed = 0
-        self._everywhere = split_axis(mesh, 1, None)
+        self._everywhere = split_axis(mesh, None)
         spread = pool.sharding
         layer_out = None if spread is None else (self._everywhere, spread, spread)
-        self._embed = self._program(embed_tokens)
+        self._embed = self._program(embed_tokens, out=self._everywhere)
         # The residual stream and the layer's pools are donated: writing a page must not copy the pool.
         self._layer = self._program(partial(decoder_layer, config, pool.dtype), donate=(1, 2, 3), out=layer_out)
-        self._all_logits = self._program(partial(output_logits, config))
-        self._last_logits = self._program(partial(last_logits, config))
+        self._all_logits = self._program(partial(output_logits, config), out=self._everywhere)
+        self._last_logits = self._program(partial(last_logits, config), out=self._everywhere)
 
     @property
     def compile_count(self) -> int:

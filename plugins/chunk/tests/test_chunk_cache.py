@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from kvcache_chunk.cache import ChunkCache
 from kvcache_core.contracts.locks import Refused
 from kvcache_core.contracts.results import Segment, full

@@ -46,8 +46,8 @@ class _EmptyLock(Lock):
 class ChunkCache(BasePrefixCache):
     """No prefix reuse, made for decode nodes (`disaggregation_mode: decode` always gets it).
 
-    Elsewhere it is the baseline that other caches are compared with. `allocators`: by component name, owned by the host; read only
-    to account for pages. `page_size` in tokens.
+    Elsewhere it is the baseline that other caches are compared with. `allocators`: by component name, owned by the host; only
+    read, to account for pages. `page_size` in tokens.
     """
 
     def __init__(self, allocators: Mapping[str, Allocator], page_size: int) -> None:
@@ -83,7 +83,7 @@ class ChunkCache(BasePrefixCache):
         refused = {
             name: np.concatenate([NO_INDICES, *(segment.indices for segment in segments)]) for name, segments in values.items()
         }
-        return InsertResult(length=0, duplicates={name: NO_INDICES for name in values}, refused=refused)
+        return InsertResult(length=0, duplicates=dict.fromkeys(values, NO_INDICES), refused=refused)
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
         self._allocator(component, tier)
@@ -92,9 +92,7 @@ class ChunkCache(BasePrefixCache):
     def size(self, component: str, tier: Tier = "device") -> SizeInfo:
         allocator = self._allocator(component, tier)
         owned = allocator.total - allocator.n_free
-        return SizeInfo(
-            free=allocator.n_free, evictable=0, protected=0, in_flight=0, request_owned=owned, total=allocator.total
-        )
+        return SizeInfo(free=allocator.n_free, evictable=0, protected=0, in_flight=0, request_owned=owned, total=allocator.total)
 
     def reset(self) -> bool:
         return not self._live
@@ -108,7 +106,7 @@ class ChunkCache(BasePrefixCache):
                 raise IntegrityError(f"component {name!r}: requests own a page twice")
             if allocator.n_free + len(indices) != allocator.total:
                 raise IntegrityError(
-                    f"component {name!r}: {allocator.n_free} free + {len(indices)} request owned is not {allocator.total} in total"
+                    f"component {name!r}: {allocator.n_free} free + {len(indices)} request owned is not {allocator.total}"
                 )
 
     def _allocator(self, component: str, tier: Tier) -> Allocator:

@@ -1,0 +1,308 @@
+"""Who runs next: continuous batching, chunked prefill, admission by what is free and evictable, preemption on shortage.
+
+A step decodes one token for every decoding request and prefills one chunk of the oldest prefilling one. It knows neither model
+nor cache type: an `Executor` turns rows into tokens, a `KVManager` keeps pages. Nothing is decided by wall-clock time.
+"""
+
+import math
+import time
+from collections import deque
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Protocol, final
+
+import numpy as np
+import numpy.typing as npt
+
+from kvcache_core.contracts.cache import BasePrefixCache
+from kvcache_core.contracts.results import Indices
+from kvcache_engine.errors import RequestError
+from kvcache_engine.kv_manager import Admission, KVManager
+from kvcache_engine.request import FinishReason, Phase, Request, RequestSpec, Sampling
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Row:
+    """New tokens of one request: `ids` stand at positions `start`, `start + 1`, ...; `tables` map page ordinals to pages.
+    `sampling` is None where the next token is known already (a chunk in the middle of a prompt)."""
+
+    ids: npt.NDArray[np.int32]
+    start: int
+    tables: Mapping[str, Indices]
+    sampling: Sampling | None
+
+
+class Executor(Protocol):
+    """Runs rows through the model: writes their KV and draws the token after each row's last one, where the row asks for it."""
+
+    def execute(self, rows: Sequence[Row]) -> Sequence[int | None]: ...
+
+    def idle(self) -> None:
+        """Dispatch queued transfers although nothing is computed."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class Limits:
+    """Bounds of a scheduler. `context`: tokens of prompt and answer together; `vocab_size` bounds token ids."""
+
+    context: int
+    vocab_size: int
+    chunk_tokens: int
+    max_running: int
+
+
+@dataclass(slots=True)
+class SchedulerStats:
+    """Totals since the scheduler was made."""
+
+    steps: int = 0
+    prefill_chunks: int = 0
+    decode_rows: int = 0
+    preemptions: int = 0
+    peak_running: int = 0
+    cache_seconds: float = 0.0
+    """Time the owner thread spent in the cache and its page bookkeeping."""
+
+
+@final
+class Scheduler:
+    """Owns the requests from `submit` until they are done. All methods are called on one thread."""
+
+    def __init__(
+        self,
+        cache: BasePrefixCache,
+        kv: KVManager,
+        executor: Executor,
+        limits: Limits,
+        end_tokens: Collection[int],
+        detokenize: Callable[[Sequence[int]], str],
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._cache = cache
+        self._kv = kv
+        self._executor = executor
+        self._limits = limits
+        self._end_tokens = frozenset(end_tokens)
+        self._detokenize = detokenize
+        self._clock = clock
+        self._waiting: deque[Request] = deque()
+        self._running: list[Request] = []  # in order of admission
+        self._finished: list[Request] = []
+        self.stats = SchedulerStats()
+
+    @property
+    def waiting(self) -> Sequence[Request]:
+        return tuple(self._waiting)
+
+    @property
+    def running(self) -> Sequence[Request]:
+        """Admitted requests, oldest first; loading ones included."""
+        return tuple(self._running)
+
+    @property
+    def busy(self) -> bool:
+        return bool(self._waiting or self._running)
+
+    def submit(self, spec: RequestSpec) -> Request:
+        """Queue a request.
+
+        Raises:
+            RequestError: it can never be served; the text says why. Other requests are not affected.
+        """
+        self._check(spec)
+        request = Request(spec, self._kv.new_pages(), submitted_at=self._clock())
+        self._waiting.append(request)
+        return request
+
+    def abort(self, request: Request) -> None:
+        """End a request in whatever phase it is; no step reports it. Nothing happens if it is done."""
+        if request.phase is Phase.DONE:
+            return
+        self._kv.abort(request)
+        self._leave(request)
+        self._end(request, "abort")
+
+    def step(self) -> list[Request]:
+        """Do one step; returns the requests that ended in it."""
+        self.stats.steps += 1
+        started = self._clock()
+        self._cache.poll()
+        for request in [r for r in self._running if r.phase is Phase.LOADING]:
+            self._kv.finish_load(request)
+        self._admit()
+        decoding, prefilling = self._plan()
+        self._spend(started)
+        if decoding:
+            self._decode(decoding)
+        if prefilling is not None:
+            self._prefill(prefilling)
+        if not decoding and prefilling is None:
+            self._executor.idle()
+        finished, self._finished = self._finished, []
+        return finished
+
+    def check_integrity(self) -> None:
+        """Verify the cache and that every page has exactly one owner. Raises IntegrityError."""
+        self._kv.check_integrity([*self._waiting, *self._running])
+
+    def _check(self, spec: RequestSpec) -> None:
+        n, ids = len(spec.prompt_ids), spec.prompt_ids
+        limits, sampling = self._limits, spec.sampling
+        if n == 0:
+            raise RequestError(f"request {spec.id!r}: the prompt is empty")
+        if n >= limits.context:
+            raise RequestError(
+                f"request {spec.id!r}: the prompt has {n} tokens, but the context holds {limits.context}, answer included"
+            )
+        if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
+            raise RequestError(f"request {spec.id!r}: token ids must lie in [0, {limits.vocab_size})")
+        if spec.max_tokens < 1:
+            raise RequestError(f"request {spec.id!r}: max_tokens must be at least 1, not {spec.max_tokens}")
+        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
+            raise RequestError(f"request {spec.id!r}: temperature must be 0 or more, not {sampling.temperature}")
+        if not 0 < sampling.top_p <= 1:
+            raise RequestError(f"request {spec.id!r}: top_p must be in (0, 1], not {sampling.top_p}")
+        longest = min(n + spec.max_tokens, limits.context)
+        if not self._kv.fits(longest):
+            raise RequestError(
+                f"request {spec.id!r}: prompt and answer may need {longest} tokens, more than the whole device pool; "
+                "raise engine.device_tokens or lower max_tokens"
+            )
+
+    def _admit(self) -> None:
+        while self._waiting and len(self._running) < self._limits.max_running:
+            request = self._waiting[0]
+            outcome = self._kv.admit(request, running=len(self._running))
+            if outcome is Admission.SHORT:
+                if not self._running and not self._kv.in_flight():
+                    # Nothing runs and nothing will come free: waiting would never end.
+                    self._waiting.popleft()
+                    self._conclude(request, "error", "no room for its first chunk although no other request runs")
+                    continue
+                return
+            self._waiting.popleft()
+            self._running.append(request)
+        self.stats.peak_running = max(self.stats.peak_running, len(self._running))
+
+    def _plan(self) -> tuple[list[Request], Request | None]:
+        """Make room for this step's tokens, oldest request first; the newest ones are preempted for it."""
+        decoding: list[Request] = []
+        prefilling: Request | None = None
+        for request in tuple(self._running):
+            if request.phase is Phase.DECODE and self._make_room(request, request.computed + 1):
+                decoding.append(request)
+            elif request.phase is Phase.PREFILL and prefilling is None:
+                end = min(request.n_tokens, request.computed + self._limits.chunk_tokens)
+                if self._make_room(request, end):
+                    prefilling = request
+        return decoding, prefilling
+
+    def _make_room(self, request: Request, n_tokens: int) -> bool:
+        """False if the request itself had to give way."""
+        while not self._kv.grow(request, n_tokens):
+            victim = self._running[-1]
+            if victim is request and len(self._running) == 1 and not self._kv.in_flight():
+                self._kv.abort(request)
+                self._leave(request)
+                self._conclude(request, "error", "out of device pages although no other request runs")
+                return False
+            self._preempt(victim)
+            if victim is request:
+                return False
+        return True
+
+    def _preempt(self, request: Request) -> None:
+        if request.phase is Phase.LOADING:
+            self._kv.abort(request)
+        else:
+            self._kv.finish(request)
+        self._running.remove(request)
+        self._waiting.appendleft(request)
+        request.phase = Phase.QUEUED
+        request.computed = 0
+        request.preemptions += 1
+        self.stats.preemptions += 1
+
+    def _decode(self, requests: Sequence[Request]) -> None:
+        rows = [self._row(request, request.computed + 1) for request in requests]
+        tokens = self._executor.execute(rows)
+        started = self._clock()
+        self.stats.decode_rows += len(rows)
+        for request, token in zip(requests, tokens, strict=True):
+            assert token is not None
+            self._computed(request, request.computed + 1)
+            self._accept(request, token)
+        self._spend(started)
+
+    def _prefill(self, request: Request) -> None:
+        end = min(request.n_tokens, request.computed + self._limits.chunk_tokens)
+        [token] = self._executor.execute([self._row(request, end)])
+        started = self._clock()
+        self.stats.prefill_chunks += 1
+        self._computed(request, end)
+        self._kv.commit_chunk(request)
+        if end == request.n_tokens:
+            assert token is not None
+            request.phase = Phase.DECODE
+            self._accept(request, token)
+        self._spend(started)
+
+    def _row(self, request: Request, end: int) -> Row:
+        tables = {name: request.pages.table(name) for name in request.pages.components}
+        sampling = request.spec.sampling if end == request.n_tokens else None
+        return Row(request.ids()[request.computed : end], request.computed, tables, sampling)
+
+    def _computed(self, request: Request, end: int) -> None:
+        request.count_computed(request.computed, end)
+        request.computed = end
+
+    def _accept(self, request: Request, token: int) -> None:
+        request.output_ids.append(token)
+        if request.first_token_at is None:
+            request.first_token_at = self._clock()
+        reason = self._reason_to_stop(request, token)
+        if reason is not None:
+            self._kv.finish(request)
+            self._leave(request)
+            self._conclude(request, reason)
+
+    def _reason_to_stop(self, request: Request, token: int) -> FinishReason | None:
+        if token in self._end_tokens:
+            return "stop"
+        if request.spec.stop:
+            text = self._detokenize(request.output_ids)
+            if any(stop in text for stop in request.spec.stop):
+                return "stop"
+        if len(request.output_ids) >= request.spec.max_tokens or request.n_tokens >= self._limits.context:
+            return "length"
+        return None
+
+    def _leave(self, request: Request) -> None:
+        if request in self._running:
+            self._running.remove(request)
+        elif request in self._waiting:
+            self._waiting.remove(request)
+
+    def _end(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        request.phase = Phase.DONE
+        request.finish_reason = reason
+        request.error = error
+        request.finished_at = self._clock()
+        request.text = self._answer(request)
+
+    def _conclude(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
+        """End a request that this step reports."""
+        self._end(request, reason, error)
+        self._finished.append(request)
+
+    def _answer(self, request: Request) -> str:
+        ids = request.output_ids
+        if ids and ids[-1] in self._end_tokens:
+            ids = ids[:-1]
+        text = self._detokenize(ids)
+        ends = [text.find(stop) for stop in request.spec.stop if stop in text]
+        return text[: min(ends)] if ends else text
+
+    def _spend(self, started: float) -> None:
+        self.stats.cache_seconds += self._clock() - started

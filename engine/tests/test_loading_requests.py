@@ -1,0 +1,256 @@
+"""Requests that wait for a load from host memory, over a cache whose answers and failures are scripted.
+
+The cache under the scheduler keeps one known prefix "on the host"; each `load` gives the next scripted outcome.
+"""
+
+from collections import Counter, deque
+
+import numpy as np
+import pytest
+
+from kvcache_conformance.token_store import TokenStore, answer
+from kvcache_core.contracts.cache import BasePrefixCache
+from kvcache_core.contracts.locks import Lock, Refused, Ticket
+from kvcache_core.contracts.results import NO_INDICES, InsertResult, MatchResult, Segment, SizeInfo
+from kvcache_core.errors import IntegrityError, LockError
+from kvcache_engine.kv_manager import KVManager
+from kvcache_engine.pools.page_allocator import PageAllocator
+from kvcache_engine.request import Phase, RequestSpec
+from kvcache_engine.scheduler import Limits, Scheduler
+
+PAGE, VOCAB = 4, 97
+BASE = np.random.default_rng(1).integers(6, VOCAB, 32).astype(np.int32)
+
+
+class ScriptLock(Lock):
+    def __init__(self, indices):
+        self.indices = indices
+
+    @property
+    def length(self):
+        return len(self.indices) * PAGE
+
+    def segment(self, component):
+        return Segment(0, self.length, self.indices)
+
+
+class ScriptTicket(Ticket):
+    def __init__(self, cache, lock, outcome, polls):
+        self.cache, self._lock, self.outcome, self.polls = cache, lock, outcome, polls
+
+    @property
+    def lock(self):
+        return self._lock
+
+    @property
+    def done(self):
+        return self.polls == 0
+
+    @property
+    def ok(self):
+        return self.done and self.outcome == "ok"
+
+    def wait(self, timeout):
+        raise AssertionError("a scheduler never blocks on a load")
+
+    def cancel(self):
+        self.cache.events["cancel"] += 1
+        self.cache.unlock_ref(self._lock)
+
+
+class ScriptedCache(BasePrefixCache):
+    """Loads give the device pages of `BASE` to exactly one lock each; releasing it frees them."""
+
+    def __init__(self, allocator, store, script, polls):
+        super().__init__()
+        self.allocator, self.store, self.script, self.polls = allocator, store, deque(script), polls
+        self.locks, self.tickets = set(), []
+        self.events = Counter()
+
+    def match_prefix(self, ids, extra_key=()):
+        n = min(len(ids), len(BASE))
+        same = np.flatnonzero(ids[:n] != BASE[:n])
+        length = (int(same[0]) if len(same) else n) // PAGE * PAGE
+        return MatchResult(None, 0, length, length)
+
+    def lock_ref(self, match, length=None, *, host=False):
+        lock = ScriptLock(NO_INDICES)
+        self.locks.add(lock)
+        return lock
+
+    def unlock_ref(self, lock, component=None):
+        assert isinstance(lock, ScriptLock)
+        if lock not in self.locks:
+            raise LockError("released twice")
+        self.locks.remove(lock)
+        if len(lock.indices) and not any(t.lock is lock and not t.done for t in self.tickets):
+            self.allocator.free(lock.indices)
+
+    def insert(self, ids, values, extra_key=()):
+        refused = {name: np.concatenate([NO_INDICES, *(s.indices for s in segments)]) for name, segments in values.items()}
+        return InsertResult(0, {}, refused)
+
+    def evict(self, component, n, tier="device"):
+        return 0
+
+    def size(self, component, tier="device"):
+        moving = sum(len(t.lock.indices) for t in self.tickets if not t.done)
+        held = sum(len(lock.indices) for lock in self.locks) - sum(
+            len(t.lock.indices) for t in self.tickets if not t.done and t.lock in self.locks
+        )
+        free = self.allocator.n_free
+        return SizeInfo(free, 0, held, moving, self.allocator.total - free - held - moving, self.allocator.total)
+
+    def reset(self):
+        return not self.locks
+
+    def check_integrity(self, request_owned=None):
+        assert request_owned is not None
+        if len(request_owned["full"]) != self.size("full").request_owned:
+            raise IntegrityError("a page has no owner, or two")
+
+    def load(self, match):
+        outcome = self.script.popleft()
+        self.events[outcome] += 1
+        if isinstance(outcome, Refused):
+            return outcome
+        indices = self.allocator.alloc(match.host_len // PAGE)
+        assert indices is not None, "admission must have counted the units to load"
+        lock = ScriptLock(indices)
+        self.locks.add(lock)
+        ticket = ScriptTicket(self, lock, outcome, self.polls)
+        self.tickets.append(ticket)
+        return ticket
+
+    def poll(self):
+        for ticket in [t for t in self.tickets if not t.done]:
+            ticket.polls -= 1
+            if not ticket.done:
+                continue
+            indices = ticket.lock.indices
+            if ticket.outcome == "ok":
+                self.store._pages[indices] = BASE[: len(indices) * PAGE].reshape(-1, PAGE)
+            if ticket.lock not in self.locks:  # cancelled meanwhile: the destination is freed by the commit
+                self.allocator.free(indices)
+        return 0
+
+
+class Host:
+    def __init__(self, script, total=40, polls=2):
+        self.allocator = PageAllocator(total)
+        self.store = TokenStore("full", total, PAGE, VOCAB)
+        self.cache = ScriptedCache(self.allocator, self.store, script, polls)
+        kv = KVManager(self.cache, {"full": self.allocator}, PAGE, chunk_tokens=8)
+        limits = Limits(context=200, vocab_size=VOCAB, chunk_tokens=8, max_running=4)
+        self.scheduler = Scheduler(self.cache, kv, self.store, limits, {5}, lambda ids: "")
+
+    def ask(self, name, prompt, max_tokens=4):
+        return self.scheduler.submit(RequestSpec(name, np.asarray(prompt, np.int32), max_tokens))
+
+    def run(self):
+        done = []
+        for _ in range(1000):
+            if not self.scheduler.busy:
+                return done
+            done += self.scheduler.step()
+            self.scheduler.check_integrity()
+        raise AssertionError("never came to rest")
+
+    def assert_idle(self):
+        assert self.allocator.n_free == self.allocator.total
+        assert not self.cache.locks
+
+
+def tail(*tokens):
+    return np.concatenate([BASE, np.asarray(tokens, np.int32)])
+
+
+def test_a_loaded_prefix_is_not_computed_again():
+    host = Host(["ok"])
+    request = host.ask("a", tail(50, 51, 52))
+    host.run()
+    assert request.output_ids == answer(request.spec.prompt_ids, 4, VOCAB, [5])
+    assert (request.counts.device, request.counts.host, request.counts.computed) == (0, 32, 3)
+    assert host.store.idle_steps >= 1  # while it waited, queued transfers were dispatched
+    host.assert_idle()
+
+
+@pytest.mark.parametrize(
+    ("script", "host_tokens"),
+    [
+        (["fail"], 0),
+        ([Refused.NO_ROOM], 0),
+        ([Refused.BUSY], 0),
+        ([Refused.STALE, "ok"], 32),
+        ([Refused.STALE, "fail"], 0),
+        ([Refused.STALE, Refused.STALE], 0),
+    ],
+)
+def test_whatever_becomes_of_the_load_the_answer_is_right(script, host_tokens):
+    host = Host(script)
+    request = host.ask("a", tail(50, 51, 52))
+    host.run()
+    assert request.output_ids == answer(request.spec.prompt_ids, 4, VOCAB, [5])
+    assert request.counts.host == host_tokens
+    assert request.counts.cached + request.counts.computed == request.n_prompt
+    assert not host.cache.script, "every scripted outcome was used, and no more"
+    host.assert_idle()
+
+
+def test_abort_while_loading_gives_everything_back():
+    host = Host(["ok"])
+    request = host.ask("a", tail(50))
+    host.scheduler.step()
+    assert request.phase is Phase.LOADING
+    host.scheduler.abort(request)
+    host.scheduler.check_integrity()
+    assert host.cache.events["cancel"] >= 1
+    for _ in range(3):
+        host.scheduler.step()
+        host.scheduler.check_integrity()
+    host.assert_idle()
+
+
+def test_a_loading_request_is_preempted_for_an_older_one():
+    # 12 pages: the older request needs 10 in the end; the load takes 8 and its request 1.
+    host = Host(["ok"] * 9, total=12, polls=20)
+    older = host.ask("older", [50], max_tokens=38)
+    host.scheduler.step()
+    younger = host.ask("younger", tail(60, 61))
+    host.scheduler.step()
+    assert younger.phase is Phase.LOADING
+    host.run()
+    for request in (older, younger):
+        assert request.output_ids == answer(request.spec.prompt_ids, request.spec.max_tokens, VOCAB, [5])
+    assert len(older.output_ids) == 38
+    assert younger.preemptions >= 1
+    assert host.cache.events["cancel"] >= 1
+    host.assert_idle()
+
+
+def test_random_loads_failures_and_aborts():
+    rng = np.random.default_rng(11)
+    outcomes = ["ok", "ok", "fail", Refused.NO_ROOM, Refused.BUSY, Refused.STALE]
+    host = Host([outcomes[i] for i in rng.integers(len(outcomes), size=4000)], total=22)
+    live, done, aborted = [], [], Counter()
+    for step in range(3000):
+        if step < 2500 and len(live) < 8 and rng.random() < 0.3:
+            prompt = np.concatenate([BASE[: rng.integers(1, 33)], rng.integers(6, VOCAB, rng.integers(1, 12))])
+            live.append(host.ask(str(step), prompt, int(rng.integers(1, 40))))
+        if live and rng.random() < 0.08:
+            victim = live.pop(int(rng.integers(len(live))))
+            aborted[victim.phase.name] += 1
+            host.scheduler.abort(victim)
+        done += host.scheduler.step()
+        host.scheduler.check_integrity()
+        live = [r for r in live if r.phase is not Phase.DONE]
+    assert not host.scheduler.busy
+    for request in done:
+        assert request.error is None
+        assert request.output_ids == answer(request.spec.prompt_ids, request.spec.max_tokens, VOCAB, [5])
+        assert request.counts.cached + request.counts.computed == request.n_prompt
+    assert aborted["LOADING"] >= 10
+    assert min(host.cache.events[o] for o in set(outcomes)) >= 20
+    assert sum(r.counts.host for r in done) > 500
+    assert host.scheduler.stats.preemptions > 10
+    host.assert_idle()
