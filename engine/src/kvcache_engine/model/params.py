@@ -106,7 +106,7 @@ def place_params(config: ModelConfig, fetch: Fetch, mesh: Mesh | None, dtype: np
 
     def place(name: str, layer: int | None = None) -> jax.Array:
         value = np.ascontiguousarray(fetch(name, layer)).astype(dtype, copy=False)
-        return jax.device_put(value, split_axis(mesh, value.ndim, axes.get(name)), may_alias=False)
+        return jax.device_put(value, split_axis(mesh, axes.get(name)), may_alias=False)
 
     embed = place("embed")
     names = layer_shapes(config)
@@ -118,5 +118,5 @@ def place_params(config: ModelConfig, fetch: Fetch, mesh: Mesh | None, dtype: np
         layers=layers,
         final_norm=place("final_norm"),
         output=None if config.tied else place("output"),
-        inv_freq=jax.device_put(inv_freq, split_axis(mesh, 1, None)),
+        inv_freq=jax.device_put(inv_freq, split_axis(mesh, None)),
     )

@@ -94,7 +94,7 @@ class PagedKVPool:
         self.page_size = page_size
         self.page_shape = (page_size, kv_heads, head_dim)
         self.heads_split = heads_are_split(mesh, kv_heads)
-        self.sharding = split_axis(mesh, 4, 2 if self.heads_split else None)
+        self.sharding = split_axis(mesh, 2 if self.heads_split else None)
         first, last = first_layer, first_layer + layers
         parts = (
             b"kvcache-engine paged kv 1",
