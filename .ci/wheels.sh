@@ -98,8 +98,8 @@ cp -r "$checkout/.ci/stranger" "$work/stranger" # inside the checkout uv would f
 uv build --quiet --out-dir "$work/stranger-dist" "$work/stranger"
 install full "$work"/stranger-dist/*.whl
 use full kvcache plugins list | grep -F stranger-shelves
-refuse full 'shelves.*integer' kvcache config validate wrong.yaml
-refuse full 'rooom' kvcache config validate wrong.yaml
+refuse full 'wrong.yaml:3:.*shelves.*integer' kvcache config validate wrong.yaml
+refuse full 'wrong.yaml:3:.*rooom.*did you mean.*room' kvcache config validate wrong.yaml
 
 # A decode node: the core and ChunkCache alone.
 new_environment decode
