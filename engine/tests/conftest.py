@@ -11,6 +11,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from jax.sharding import Mesh
+
 from kvcache_conformance.tiny_models import tiny_qwen3, write_model_folder
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_engine.mesh import make_mesh

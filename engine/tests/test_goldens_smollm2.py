@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+
 from kvcache_engine.model.loaded import load_model
 
 pytestmark = pytest.mark.real_model

@@ -4,6 +4,7 @@ import json
 
 import numpy as np
 import pytest
+
 from kvcache_conformance.tiny_models import tensors_digest, tiny_qwen3, tiny_tensors
 from kvcache_engine.model.loaded import load_model
 
