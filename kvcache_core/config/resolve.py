@@ -186,6 +186,9 @@ def _what_works(registry: Registry, model: ModelSpec, tiers: bool) -> str:
     working = [name for name in registry.names(Kind.CACHE_TYPE) if _objection(registry, name, model, tiers) is None]
     if working:
         return "\n  what would work: cache_type " + " or ".join(f"'{name}'" for name in working)
+    broken = _broken_on_the_way(registry, model)
+    if broken:
+        return f"\n  '{TIERED}' would work, but: {'; '.join(broken)}"
     missing = [pip_command(Kind.CACHE_TYPE, TIERED)] if registry.state(Kind.CACHE_TYPE, TIERED) is State.ABSENT else []
     packages = [
         pip_command(Kind.COMPONENT, spec.name)
@@ -194,6 +197,11 @@ def _what_works(registry: Registry, model: ModelSpec, tiers: bool) -> str:
     ]
     commands = [command.removeprefix("pip install ") for command in (*missing, *packages) if command is not None]
     return f"\n  what would work: pip install {' '.join(commands)}" if commands else ""
+
+
+def _broken_on_the_way(registry: Registry, model: ModelSpec) -> list[str]:
+    needed = [(Kind.CACHE_TYPE, TIERED), *((Kind.COMPONENT, spec.name) for spec in model.components)]
+    return [registry.trouble(kind, name) for kind, name in needed if registry.state(kind, name) is State.BROKEN]
 
 
 def _error(objection: _Objection, text: str, path: Loc) -> ConfigError | PluginError:

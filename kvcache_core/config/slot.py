@@ -11,6 +11,7 @@ from pydantic import (
     BaseModel,
     ConfigDict,
     GetJsonSchemaHandler,
+    PlainSerializer,
     PlainValidator,
     SerializeAsAny,
     ValidationError,
@@ -89,7 +90,12 @@ class _SlotSchema:
         return {"anyOf": [one, {"type": "string"}, {"type": "null"}]}
 
 
-StorageChoice = Annotated[StorageSlot | None, PlainValidator(_fill), _SlotSchema()]
+def _as_it_is(value: StorageSlot | None) -> Any:
+    # pydantic would otherwise send what StorageSlot's own serializer gave through that serializer once more.
+    return value
+
+
+StorageChoice = Annotated[StorageSlot | None, PlainValidator(_fill), PlainSerializer(_as_it_is, return_type=Any), _SlotSchema()]
 """The type of the field `hicache.storage`."""
 
 

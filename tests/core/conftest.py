@@ -24,7 +24,9 @@ def plugin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Plu
     folder.mkdir()
     monkeypatch.syspath_prepend(str(folder))
 
-    def write(name: str, body: str, *, distribution: str | None = None, version: str = "1.0", group: str = "kvcache.v1") -> PluginSource:
+    def write(
+        name: str, body: str, *, distribution: str | None = None, version: str = "1.0", group: str = "kvcache.v1"
+    ) -> PluginSource:
         module = f"{tmp_path.name.replace('-', '_')}_{name}"
         (folder / f"{module}.py").write_text(HEADER + textwrap.dedent(body))
         return PluginSource(name, module, group, distribution or f"acme-{name}", version)
@@ -61,7 +63,7 @@ def kvcache_storage_backends():
 
 @pytest.fixture
 def everything(plugin: Callable[..., PluginSource]) -> Registry:
-    """All of our cache types and components, and two storage backends: `file` (all options optional) and `other` (one required)."""
+    """All of our cache types and components, and the storage backends `file` (no option required) and `other` (one required)."""
     storage = discover([plugin("file", FILE_PLUGIN), plugin("other", OTHER_PLUGIN)])
     assert all(record.ok for record in storage), storage
     return registry_of(*DISTRIBUTIONS, more=tuple(storage))

@@ -29,12 +29,24 @@ def kvcache_cache_types():
         ("", Stage.HOOKS, "offers nothing"),
         ("@hookimpl\ndef kvcache_cache_types():\n    raise KeyError('oops')", Stage.HOOKS, "KeyError: 'oops'"),
         ("@hookimpl\ndef kvcache_cache_types(registry):\n    return []", Stage.HOOKS, "registry"),
-        ("@hookimpl\ndef kvcache_cache_typs():\n    return []", Stage.HOOKS, "kvcache_cache_typs (did you mean kvcache_cache_types?)"),
+        (
+            "@hookimpl\ndef kvcache_cache_typs():\n    return []",
+            Stage.HOOKS,
+            "kvcache_cache_typs (did you mean kvcache_cache_types?)",
+        ),
         ("def kvcache_cache_types():\n    return []", Stage.HOOKS, "kvcache_cache_types is not marked with @hookimpl"),
         ("@hookimpl(wrapper=True)\ndef kvcache_cache_types():\n    return (yield)", Stage.HOOKS, "may not be a hook wrapper"),
         ("@hookimpl\ndef kvcache_cache_types():\n    return 7", Stage.HOOKS, "TypeError: 'int' object is not iterable"),
-        ("@hookimpl\ndef kvcache_cache_types():\n    return 'radix'", Stage.HOOKS, "must give a list of descriptors, not 'radix'"),
-        ("@hookimpl\ndef kvcache_cache_types():\n    return ['radix']", Stage.DESCRIPTORS, "gave 'radix', not a CacheTypeDescriptor"),
+        (
+            "@hookimpl\ndef kvcache_cache_types():\n    return 'radix'",
+            Stage.HOOKS,
+            "must give a list of descriptors, not 'radix'",
+        ),
+        (
+            "@hookimpl\ndef kvcache_cache_types():\n    return ['radix']",
+            Stage.DESCRIPTORS,
+            "gave 'radix', not a CacheTypeDescriptor",
+        ),
     ],
 )
 def test_broken_plugin_is_recorded_with_its_stage(found: Found, body: str, stage: Stage, error: str):

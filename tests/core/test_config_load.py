@@ -1,0 +1,223 @@
+"""Configuration files: every fault with file, line and column, all at once, with a suggestion."""
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from kvcache_core.config.load import LoadedConfig, load_config
+from kvcache_core.config.sources import Override
+from kvcache_core.errors import ConfigError, InvalidConfigError
+from kvcache_core.registry.discovery import discover
+from kvcache_core.registry.records import PluginSource
+from kvcache_core.registry.registry import Registry
+
+SECTION_PLUGIN = """
+from pathlib import Path
+from pydantic import BaseModel, ConfigDict, field_validator
+
+class Inner(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    depth: int = 1
+
+class Engine(BaseModel):
+    model_config = ConfigDict(extra="forbid")
+    model: str
+    prompts: Path | None = None
+    inner: Inner = Inner()
+    weights: list[Inner] = []
+
+    @field_validator("prompts")
+    @classmethod
+    def _beside_the_file(cls, value, info):
+        return None if value is None else info.context["folder"] / value
+
+@hookimpl
+def kvcache_commands():
+    model = f"{__name__}:Engine"
+    return [CommandDescriptor(name="serve", summary="a", configure="a.b:c", run="a.b:d", section="host", section_model=model)]
+"""
+
+
+@pytest.fixture
+def with_section(plugin: Callable[..., PluginSource]) -> Registry:
+    records = discover([plugin("host", SECTION_PLUGIN)])
+    assert records[0].ok, records[0].error
+    return Registry(records)
+
+
+@pytest.fixture
+def load(tmp_path: Path) -> Callable[..., LoadedConfig]:
+    def write_and_load(text: str, registry: Registry | None = None, *overrides: Override) -> LoadedConfig:
+        path = tmp_path / "cache.yaml"
+        path.write_text(text)
+        return load_config(path, overrides, registry or Registry())
+
+    return write_and_load
+
+
+def _fails(load: Callable[..., LoadedConfig], text: str, registry: Registry | None = None, *overrides: Override) -> str:
+    with pytest.raises(InvalidConfigError) as caught:
+        load(text, registry, *overrides)
+    lines = str(caught.value).splitlines()
+    return "\n".join(line.partition("cache.yaml:")[2] if "cache.yaml:" in line else line for line in lines)
+
+
+def test_everything_wrong_is_reported_at_once_in_reading_order(load: Callable[..., LoadedConfig]):
+    said = _fails(
+        load,
+        """\
+page_size: 10 gigs
+disaggregation_mode: decode
+cache_type: radix_cache
+hicahe: {}
+hicache:
+  ratio: .nan
+  write_polcy: write_through
+  async_impl: futur
+""",
+    )
+    assert (
+        said
+        == """\
+1:12: page_size: must be a valid integer, not '10 gigs'
+    1 | page_size: 10 gigs
+      |            ^^^^^^^
+3:13: cache_type: disaggregation_mode 'decode' allows only 'chunk_cache', not 'radix_cache': a decode node gets its KV from the \
+prefill node and has no prefixes to reuse; remove cache_type
+    3 | cache_type: radix_cache
+      |             ^^^^^^^^^^^
+4:1: hicahe: unknown key (did you mean 'hicache'?)
+    4 | hicahe: {}
+      | ^^^^^^
+6:3: hicache: disaggregation_mode 'decode' cannot have hicache: offloading from decode nodes (DecodeKVCacheOffloadManager) is \
+future work; remove hicache
+    6 |   ratio: .nan
+      |   ^
+6:10: hicache.ratio: must be a finite number, not nan
+    6 |   ratio: .nan
+      |          ^^^^
+7:3: hicache.write_polcy: unknown key (did you mean 'write_policy'?)
+    7 |   write_polcy: write_through
+      |   ^^^^^^^^^^^
+8:15: hicache.async_impl: must be 'future' or 'threadpool', not 'futur' (did you mean 'future'?)
+    8 |   async_impl: futur
+      |               ^^^^^"""
+    )
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("page_size: 1\npage_size: 2\n", "2:1: page_size: given twice, first at line 1"),
+        ("hicache:\n  ratio: 1\n  ratio: 2\n", "3:3: hicache.ratio: given twice, first at line 2"),
+        ("page_size: [1\n", "not valid YAML"),
+        ("- a\n", "1:1: a configuration is a mapping of keys to values"),
+        ("just words\n", "1:1: a configuration is a mapping of keys to values"),
+        ("page_size: !!python/object:os.system 1\n", "1:12: not valid YAML"),
+        ("page_size: 1\n---\npage_size: 2\n", "2:1: not valid YAML"),
+        ("a: &x {<<: *x}\n", "a: merge keys (<<) are not supported"),
+        ("a: &x [*x]\n", "a[0]: an alias may not contain itself"),
+        ("? [a, b]\n: 1\n", "1:3: a key must be a word"),
+        ("\tpage_size: 1\n", "1:1: not valid YAML"),
+        ("cache_type: 2026-02-31\n", "1:13: cache_type: cannot be read as YAML"),
+        ("1: 2\n", "1:1: 1: unknown key"),
+        (
+            "engine: {model: x}\n",
+            "1:1: engine: configuration section 'engine' is not installed; install it with: pip install kvcache-engine",
+        ),
+    ],
+    ids=str,
+)
+def test_fault_has_its_place(load: Callable[..., LoadedConfig], text: str, said: str):
+    assert said in _fails(load, text)
+
+
+def test_nested_aliases_end(load: Callable[..., LoadedConfig]):
+    levels = "".join(f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]\n" for i in range(1, 40))
+    assert "a39: unknown key" in _fails(load, "a0: &a0 [x]\n" + levels)
+
+
+@pytest.mark.parametrize(
+    ("prepare", "said"), [("nothing", "no such file"), ("folder", "cannot be read"), ("latin", "is not UTF-8")]
+)
+def test_unreadable_file(tmp_path: Path, prepare: str, said: str):
+    path = tmp_path / "cache.yaml"
+    if prepare == "folder":
+        path.mkdir()
+    if prepare == "latin":
+        path.write_bytes(b"cache_type: caf\xe9\n")
+    with pytest.raises(ConfigError) as caught:
+        load_config(path, (), Registry())
+    assert str(caught.value).startswith(f"{path}: ")
+    assert said in str(caught.value)
+
+
+def test_empty_file_is_all_defaults(load: Callable[..., LoadedConfig]):
+    loaded = load("# nothing yet\n")
+    assert loaded.config.page_size == 16
+    assert loaded.origin(("page_size",)) == "default"
+
+
+def test_yaml_null_is_the_mode_null(load: Callable[..., LoadedConfig]):
+    assert load("disaggregation_mode: null\n").config.disaggregation_mode == "null"
+
+
+def test_caret_stands_under_the_value_after_tabs_and_wide_characters(load: Callable[..., LoadedConfig]):
+    said = _fails(load, '{cache_type: "ü\t", page_size: nope}\n')
+    assert said.splitlines() == [
+        "1:31: page_size: must be a valid integer, not 'nope'",
+        '    1 | {cache_type: "ü\t", page_size: nope}',
+        "      |                \t              ^^^^",
+    ]
+
+
+# -- sections of other packages -------------------------------------------------------------------------------------------------
+
+
+def test_section_is_validated_by_its_owner_with_the_files_folder(
+    load: Callable[..., LoadedConfig], with_section: Registry, tmp_path: Path
+):
+    loaded = load("host:\n  model: tiny\n  prompts: prompts.jsonl\n", with_section)
+    assert loaded.folder == tmp_path
+    assert loaded.sections["host"].model_dump()["prompts"] == tmp_path / "prompts.jsonl"
+
+
+def test_absent_section_is_absent(load: Callable[..., LoadedConfig], with_section: Registry):
+    assert load("page_size: 8\n", with_section).sections == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("host: {}\n", "1:1: host.model: required key is missing"),
+        ("host:\n", "1:1: host.model: required key is missing"),
+        ("host:\n  modl: x\n", "2:3: host.modl: unknown key (did you mean 'model'?)"),
+        ("host: {model: x, inner: {dept: 1}}\n", "1:26: host.inner.dept: unknown key (did you mean 'depth'?)"),
+        ("host: {model: x, weights: [{}, {depth: z}]}\n", "1:40: host.weights[1].depth: must be a valid integer"),
+        ("hst: {model: x}\n", "1:1: hst: unknown key (did you mean 'host'?)"),
+        ("host: 5\n", "1:7: host: must be a mapping of keys to values, not 5"),
+    ],
+)
+def test_section_faults_have_places(load: Callable[..., LoadedConfig], with_section: Registry, text: str, said: str):
+    assert said in _fails(load, text, with_section)
+
+
+def test_section_whose_model_cannot_be_imported_names_the_plugin(
+    load: Callable[..., LoadedConfig], plugin: Callable[..., PluginSource]
+):
+    broken = plugin("host", SECTION_PLUGIN.replace("{__name__}:Engine", "{__name__}_gone:Engine"))
+    said = _fails(load, "host: {model: x}\n", Registry(discover([broken])))
+    assert "1:1: host: acme-host 1.0 (plugin 'host') is broken at stage 'factory'" in said
+    assert "ModuleNotFoundError" in said
+
+
+# -- resolution errors get the place of the field that decided ------------------------------------------------------------------
+
+
+def test_error_of_resolution_is_located_where_the_field_was_given(load: Callable[..., LoadedConfig]):
+    loaded = load("page_size: 8\ncache_type: radix_cache\n")
+    located = loaded.located(ConfigError("cannot be", path=("cache_type",)))
+    assert "cache.yaml:2:13: cache_type: cannot be\n" in str(located)
+    unplaced = ConfigError("cannot be", path=("model_class",))
+    assert loaded.located(unplaced) is unplaced
