@@ -79,11 +79,9 @@ class Insertion:
                 at = cut
         if node is not None:
             self._touch_path(node)
-        if offer is None or (start == known and end == length):
-            return InsertResult(length, self._nothing, self._nothing)
-        return InsertResult(
-            length, self._by_name({0: offer.slice(start, min(known, length))}), self._by_name({0: offer.slice(length, end)})
-        )
+        duplicates = b"" if offer is None else offer.slice(start, min(known, length))
+        refused = b"" if offer is None else offer.slice(length, end)
+        return InsertResult(length, self._by_name({0: duplicates}), self._by_name({0: refused}))
 
     def _touch_path(self, node: Node) -> None:
         """`_touch` where every node of a path is needed. Only the end can be new and a leaf, so only the end is queued."""
@@ -197,7 +195,7 @@ class Insertion:
             node = node.parent
 
     def _by_name(self, data: Mapping[int, bytes]) -> Mapping[str, Indices]:
-        if not data:
+        if not any(data.values()):
             return self._nothing
         named = dict(self._nothing)
         for c, chunk in data.items():

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from kvcache_core.contracts.results import Indices, Segment, Values
+from kvcache_core.contracts.results import Segment, Values
 from kvcache_core.contracts.tokens import INT32
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.node import INDEX_BYTES
@@ -79,13 +79,11 @@ def _read_segment(name: str, segment: Segment, at_node_end: bool, page_size: int
             f"segment [{start}, {end}) of {name!r} must lie in [0, {length}), "
             f"begin and end at multiples of the page size {page_size}"
         )
-    _check_indices(name, indices)
+    if type(indices) is not np.ndarray or (indices.dtype is not INT32 and indices.dtype != INT32) or indices.ndim != 1:
+        raise ValueError(f"indices of {name!r} must be a one-dimensional numpy int32 array, not {indices!r}")
     expected = 1 if at_node_end else (end - start) // page_size
     if len(indices) != expected or (at_node_end and not end):
         raise ValueError(f"segment [{start}, {end}) of {name!r} needs {expected} indices and holds {len(indices)}")
+    if expected and indices.item(indices.argmin()) < 1:
+        raise ValueError(f"segment [{start}, {end}) of {name!r} holds {indices.min()}; 0 is the dummy page, nobody can own it")
     return indices.tobytes()
-
-
-def _check_indices(name: str, indices: Indices) -> None:
-    if type(indices) is not np.ndarray or (indices.dtype is not INT32 and indices.dtype != INT32) or indices.ndim != 1:
-        raise ValueError(f"indices of {name!r} must be a one-dimensional numpy int32 array, not {indices!r}")

@@ -31,6 +31,8 @@ class NodeStore:
         closed = [c for c, g in enumerate(self.geometries) if g.prefix_closed]
         if not self.geometries or len(self.components) != len(self.geometries) or len(closed) > 1:
             raise ValueError("a tree needs components with different names, at most one of them prefix closed")
+        if all(g.first_needed(page_size) >= page_size for g in self.geometries):
+            raise ValueError("at least one component must need data of every page, or tokens that nobody computed would match")
         self.closed = closed[0] if closed else -1
         self.has_host = host
         self.roots: dict[tuple[bytes, ...], Root] = {}

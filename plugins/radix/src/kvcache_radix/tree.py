@@ -18,15 +18,15 @@ from kvcache_core.contracts.tokens import ExtraKey, TokenIds, check_extra_key, c
 from kvcache_core.errors import LockError
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.insertion import Found, Insertion
-from kvcache_radix.node import INDEX_BYTES, Node, Root
+from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
 from kvcache_radix.offer import read_offers
 from kvcache_radix.receipt import RELEASED, TreeLock
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST, TIERS, NodeStore
 from kvcache_radix.usable import longest_usable
 
-EDGE_CAP_TOKENS = 16_384
-"""Longest edge unless told otherwise: long enough that a 128k-token match visits 8 nodes, short enough that a split is cheap and
+EDGE_CAP_TOKENS = 32_768
+"""Longest edge unless told otherwise: long enough that a 128k-token match visits 4 nodes, short enough that a split is cheap and
 a victim that cannot be trimmed is no large part of a pool."""
 
 
@@ -47,6 +47,8 @@ class RadixTree:
         self.receipts: set[TreeLock] = set()
         self._insertion = Insertion(self.store, self.edge_cap * page_size)
         self._only_closed = self.store.closed == 0 and len(geometries) == 1
+        # such a node lives exactly as long as its device data, so whatever is known is usable
+        self._simple = self._only_closed and not host
 
     # match
 
@@ -61,13 +63,9 @@ class RadixTree:
         node, matched = found
         if matched < len(view):
             check_not_negative(view, matched)
-        if self._only_closed:
-            device = node
-            while device.cells[0].device is None and device.parent is not None:
-                device = device.parent
-            device_len = min(device.end, matched)
-        else:
-            device_len = self._usable(found, host=False)
+        if self._simple:
+            return MatchResult(node, matched, matched, matched)
+        device_len = self._usable(found, host=False)
         return MatchResult(node, device_len, self._usable(found, host=True) if self.store.has_host else device_len, matched)
 
     def _find(self, view: npt.NDArray[np.int32], extra_key: ExtraKey) -> Found | None:
@@ -83,15 +81,12 @@ class RadixTree:
             child = node.children.get(tokens[at : at + page].tobytes())
             if child is None:
                 break
-            end = child.end
-            stop = min(end, limit)
-            node = child
-            if not child.key.startswith(tokens[at:stop]):
-                edge = np.frombuffer(child.key, dtype=np.int32, count=stop - at)
-                same = int((edge != view[at:stop]).argmax())
+            node, end = child, child.end
+            if end > limit or not child.key.startswith(tokens[at:end]):
+                same = _common_length(child.key, view[at:limit])
                 at += same - same % page
                 break
-            at = stop
+            at = end
         return (node, at) if at else None
 
     def _usable(self, found: Found, *, host: bool) -> int:
@@ -153,6 +148,9 @@ class RadixTree:
             stops = [self._pin_path(node, 0, 0)]
         else:
             stops = [self._pin_path(node, c, g.first_needed(length)) for c, g in enumerate(store.geometries)]
+            for c, geometry in enumerate(store.geometries):
+                if geometry.at_node_end:
+                    stops[c] = length - 1  # not the node's start: the head of a later split holds neither the state nor the lock
         receipt = TreeLock(store, node, length, stops)
         self.receipts.add(receipt)
         return receipt
@@ -163,7 +161,7 @@ class RadixTree:
                 return False
             need = geometry.first_needed(length)
             each: Node | None = node
-            while each is not None and each.end > need:
+            while each is not None and min(each.end, length) > need:
                 cell = each.cells[c]
                 if cell.device is None and not (host and cell.host is not None):
                     return False
@@ -277,3 +275,11 @@ class RadixTree:
         reclaimed = Reclaimed()
         self.store.clear(reclaimed)
         return reclaimed
+
+
+def _common_length(edge: bytes, tokens: npt.NDArray[np.int32]) -> int:
+    """How many tokens of an edge and a prompt are equal from the beginning."""
+    count = min(len(edge) // TOKEN_BYTES, len(tokens))
+    differ = np.frombuffer(edge, dtype=np.int32, count=count) != tokens[:count]
+    first = int(differ.argmax())
+    return first if differ[first] else count
