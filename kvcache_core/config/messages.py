@@ -9,9 +9,9 @@ from typing import Any, get_args
 from pydantic import BaseModel, ValidationError
 from pydantic_core import ErrorDetails
 
-from kvcache_core.config.model import CacheConfig
+from kvcache_core.config.model import HiCacheConfig
 from kvcache_core.config.problems import Loc, Problem
-from kvcache_core.config.sources import STORAGE, ConfigSources
+from kvcache_core.config.sources import ConfigSources
 from kvcache_core.registry.known import Kind
 from kvcache_core.registry.registry import Registry, State
 
@@ -60,14 +60,12 @@ def closest(word: str, among: Iterable[str]) -> str | None:
 
 def allowed_keys(model: type[BaseModel], loc: Loc, sources: ConfigSources, registry: Registry) -> list[str]:
     """The keys that may stand in the mapping at `loc` below `model`."""
-    at: Loc = ()
     for part in loc:
-        at = (*at, part)
-        if model is not CacheConfig and isinstance(part, int):
+        if isinstance(part, int):
             continue
-        if at == STORAGE:
+        if model is HiCacheConfig and part == "storage":
             return ["kind", *_storage_options(sources, registry)]
-        field = model.model_fields.get(str(part))
+        field = model.model_fields.get(part)
         inner = None if field is None else next(_models_in(field.annotation), None)
         if inner is None:
             return []

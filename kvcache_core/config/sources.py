@@ -101,12 +101,11 @@ class ConfigSources:
         node = self.data
         for depth, part in enumerate(above):
             node = self._descend(node, part, tuple(above[: depth + 1]), override)
-        if loc == STORAGE and isinstance(value, str):
-            value = _with_kind(node.get(str(last)), value)
-        node[str(last)] = value
-        # Whatever was set below this value is gone with it; what stands is decided by the last word on the command line.
-        for given in [given for given in self._flags if given[: len(loc)] == loc and isinstance(value, str)]:
-            del self._flags[given]
+        new = _with_kind(node.get(str(last)), value) if loc == STORAGE and isinstance(value, str) else value
+        node[str(last)] = new
+        if new is value:
+            # What an earlier flag set inside the old value is gone with it.
+            self._flags = {given: flag for given, flag in self._flags.items() if given[: len(loc)] != loc}
         self._flags[loc] = override.flag
 
     def _descend(self, node: dict[str, Any], part: str | int, loc: Loc, override: Override) -> dict[str, Any]:
@@ -131,7 +130,7 @@ class ConfigSources:
         return (*STORAGE, by_kind[kind])
 
 
-def _with_kind(old: object, kind: str) -> Any:
+def _with_kind(old: object, kind: str) -> object:
     """The slot after choosing `kind`: the options stay if it was that kind already, and go if it was another."""
     if isinstance(old, dict):
         slot = cast(dict[str, Any], old)

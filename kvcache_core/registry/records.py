@@ -6,6 +6,9 @@ from enum import StrEnum
 from kvcache_core.registry.descriptors import Descriptor
 from kvcache_core.registry.known import Kind, Name
 
+HOST_GROUP = "host"
+"""Stands in place of an entry-point group for what a host registers without a package."""
+
 
 class Stage(StrEnum):
     """How far a plugin got. Everything but `READY` is a failure at that stage."""
@@ -30,6 +33,8 @@ class PluginSource:
     version: str | None = None
 
     def __str__(self) -> str:
+        if self.group == HOST_GROUP:
+            return "the host itself (register_kv_cache)"
         owner = f"{self.distribution} {self.version}" if self.distribution else "an unknown distribution"
         return f"{owner} (plugin '{self.name}')"
 

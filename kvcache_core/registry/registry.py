@@ -22,11 +22,11 @@ from kvcache_core.registry.descriptors import (
 )
 from kvcache_core.registry.discovery import discover, installed_sources
 from kvcache_core.registry.known import Kind, Name, names_of_package, pip_command
-from kvcache_core.registry.records import PluginRecord, PluginSource, Stage
+from kvcache_core.registry.records import HOST_GROUP, PluginRecord, PluginSource, Stage
 
 D = TypeVar("D")
 
-HOST = PluginSource("register_kv_cache", "", "host", None, None)
+HOST = PluginSource("register_kv_cache", "", HOST_GROUP)
 """The source of cache types that a host registers with a constructor of its own."""
 
 
@@ -94,7 +94,7 @@ class Registry:
             raise ValueError(f"the constructor of cache type '{name}' must be callable, not {constructor!r}")
         if self.state(Kind.CACHE_TYPE, name) is not State.ABSENT:
             there = self._offers.get((Kind.CACHE_TYPE, name))
-            owner = self.trouble(Kind.CACHE_TYPE, name) if there is None else _owner(there.source)
+            owner = self.trouble(Kind.CACHE_TYPE, name) if there is None else str(there.source)
             raise DuplicateNameError(f"cache type '{name}' is registered already: {owner}")
         descriptor = CacheTypeDescriptor(
             name=name, summary=summary, factory=constructor, components=components, tiers=tiers, needs_components=needs_components
@@ -187,10 +187,6 @@ class Registry:
         # A stranger's plugin that failed before its hooks spoke may have meant to provide the name: say so instead of hiding it.
         mute = [r.trouble() for r in self._records if not r.ok and not r.offers and not names_of_package(r.source.distribution)]
         return text + "".join(f"; perhaps meant: {line}" for line in mute)
-
-
-def _owner(source: PluginSource) -> str:
-    return "the host itself" if source is HOST else str(source)
 
 
 def _duplicate_text(kind: Kind, name: str, sources: tuple[PluginSource, ...]) -> str:

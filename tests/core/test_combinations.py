@@ -187,8 +187,8 @@ def test_a_duplicate_and_another_api_version_are_fatal_like_a_broken_import():
 
 def test_resolved_configuration_resolves_to_itself():
     registry = registry_of(*ALL)
-    for values in ({}, {"hicache": {}}, {"hicache": {"host_bytes": 7}}, {"hicache": {"write_policy": "write_through"}}):
-        first = resolve(CacheConfig(**values), usual_model("swa"), registry)
+    for hicache in (None, {}, {"host_bytes": 7}, {"write_policy": "write_through"}):
+        first = resolve(CacheConfig.model_validate({"hicache": hicache}), usual_model("swa"), registry)
         again = resolve(first.config, usual_model("swa"), registry)
         assert again.config == first.config
         assert first.config.cache_type is not None

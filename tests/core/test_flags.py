@@ -48,7 +48,7 @@ RFC_FLAGS = [
     ("--hicache-storage file", ("hicache", "storage", "kind"), "file"),
     ("--hicache-storage none", ("hicache", "storage"), None),
     ("--hicache-ratio 4", ("hicache", "ratio"), 4.0),
-    ("--hicache-storage file --hicache-storage-path /tmp/x", ("hicache", "storage", "path"), "/tmp/x"),
+    ("--hicache-storage file --hicache-storage-path /data/x", ("hicache", "storage", "path"), "/data/x"),
     ("--hicache-storage-path 1e3 --hicache-storage file", ("hicache", "storage", "path"), "1e3"),
     ("--hicache-write-policy write_through", ("hicache", "write_policy"), "write_through"),
     ("--hicache-async-impl threadpool", ("hicache", "async_impl"), "threadpool"),
