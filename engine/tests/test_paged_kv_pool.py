@@ -1,5 +1,7 @@
 """PagedKVPool by bit patterns: what is captured is what was there, for every dtype and layout."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -8,7 +10,7 @@ from kvcache_engine.errors import ShardingError
 from kvcache_engine.pools.paged_kv_pool import PagedKVPool, Pages
 
 DTYPES = ["float32", "float16", "bfloat16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
-SIZES = {"layers": 2, "total_pages": 21, "page_size": 4, "kv_heads": 4, "head_dim": 8}
+SIZES: dict[str, Any] = {"layers": 2, "total_pages": 21, "page_size": 4, "kv_heads": 4, "head_dim": 8}
 
 
 def numbers(*pages: int) -> np.ndarray:
@@ -136,7 +138,7 @@ def test_heads_that_fit_no_way_are_refused(kv_heads, devices, mesh_of) -> None:
 
 
 def test_identity_tells_pools_apart_but_not_how_they_are_split(mesh_of) -> None:
-    others = [
+    others: list[dict[str, Any]] = [
         *[{**SIZES, "dtype": dtype} for dtype in DTYPES[1:]],
         {**SIZES, "layers": 3},
         {**SIZES, "first_layer": 1},

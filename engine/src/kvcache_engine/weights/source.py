@@ -28,10 +28,10 @@ def find_model(source: str | Path) -> FoundModel:
 
     Raises ModelNotFoundError with what to do about it.
     """
-    path = Path(source).expanduser()
-    if path.exists():
+    name, path = str(source), Path(source).expanduser()
+    # An empty string is a path too: the current folder, which nobody means by it.
+    if name.strip() and path.exists():
         return FoundModel(path)
-    name = str(source)
     if name in _ALIASES:
         return FoundModel(_packaged_file(name))
     parts = name.split("/")
