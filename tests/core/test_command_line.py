@@ -243,7 +243,9 @@ def test_reader_that_goes_away_is_no_traceback(tmp_path: Path):
         assert "Traceback" not in process.stderr.read()
 
 
-@pytest.mark.parametrize("words", [["config", "explain"], ["plugins", "list"], ["config", "schema"]], ids=" ".join)
+@pytest.mark.parametrize(
+    "words", [["config", "explain", "--cache-type", "chunk_cache"], ["plugins", "list"], ["config", "schema"]], ids=" ".join
+)
 def test_no_command_of_the_core_imports_jax(words: list[str], tmp_path: Path):
     code = (
         "import sys; from kvcache_core.cli import main; status = main(sys.argv[1:]);"
