@@ -88,7 +88,7 @@ class Host:
         self.running.append(request)
         return request
 
-    def compute(self, request, n):
+    def compute(self, request, n, snapshot=True):
         """Compute up to `n` more tokens and hand the whole pages to the cache. False: no memory, the request was preempted."""
         page, end = self.page, min(len(request.ids), request.computed + n)
         boundary = end - end % page
@@ -102,7 +102,7 @@ class Host:
                 return False
             for i, index in zip(wanted, indices.tolist(), strict=True):
                 have[i] = request.own[name][i] = index
-        if "recurrent" in self.geometries and boundary > request.lock.length and boundary not in request.states:
+        if snapshot and "recurrent" in self.geometries and boundary > request.lock.length and boundary not in request.states:
             slot = self.alloc("recurrent", 1)
             if slot is not None:
                 request.states[boundary] = int(slot[0])

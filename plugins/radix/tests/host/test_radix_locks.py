@@ -55,10 +55,10 @@ def test_a_window_that_begins_inside_a_node_is_released_after_a_split(make_host,
     indices = {name: host.alloc(name, 4) for name in host.paged}
     host.cache.insert(prompt, {name: (Segment(0, 16, indices[name]),) for name in host.paged})
     lock = host.cache.lock_ref(host.cache.match_prefix(prompt))
-    window = lock.segment("swa")
-    assert (window.start, window.end, window.indices.tolist()) == (8, 16, indices["swa"][2:].tolist())
     other = host.cache.lock_ref(host.cache.match_prefix(prompt), 8)
     host.check()
+    window = lock.segment("swa")
+    assert (window.start, window.end, window.indices.tolist()) == (8, 16, indices["swa"][2:].tolist())
     host.cache.unlock_ref(lock)
     host.check()
     host.cache.unlock_ref(other)
@@ -91,11 +91,13 @@ def test_a_parent_is_queued_when_its_last_child_goes(make_host, tokens):
 def test_the_head_of_a_split_is_queued(make_host, tokens):
     """LK7, seen with a window, whose inner nodes are victims too."""
     host = make_host("S", window=16)
-    host.serve(tokens(range(16)))
-    assert host.cache.evict("swa", 1) == 1
+    first, second = host.alloc("swa", 4), host.alloc("swa", 2)
+    host.cache.insert(tokens(range(16)), {"swa": (Segment(0, 16, first),)})
+    host.cache.insert(tokens(range(8), range(50, 58)), {"swa": (Segment(8, 16, second),)})
     assert host.events["splits"] == 1
     host.check()
-    assert host.cache.evict("swa", 4) == 3
+    assert host.cache.evict("swa", 6) == 6
+    host.drain()
 
 
 def test_a_match_used_after_an_eviction_is_stale(make_host, tokens):
