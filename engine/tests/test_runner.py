@@ -121,6 +121,8 @@ def test_pools_that_do_not_fit_the_model(qwen3, mesh_of) -> None:
     for change in changes:
         with pytest.raises(ValueError, match="the model needs 2 layers of pages"):
             ModelRunner(qwen3, {"full": PagedKVPool(**(sizes | change))}, 16)
+    with pytest.raises(ValueError, match="floating-point numbers; the pool holds int8"):
+        ModelRunner(qwen3, {"full": PagedKVPool(**sizes, dtype="int8")}, 16)
     mesh = mesh_of(2)
     with pytest.raises(ValueError, match="on the same mesh"):
         ModelRunner(qwen3, {"full": PagedKVPool(**sizes, mesh=mesh)}, 16, mesh)

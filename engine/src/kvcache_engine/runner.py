@@ -10,6 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple, final
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
@@ -66,6 +67,8 @@ class ModelRunner:
             raise ValueError(
                 f"the model needs {config.layers} layers of pages {expected}; the pool has {pool.layers} of {pool.page_shape}"
             )
+        if not jnp.issubdtype(pool.dtype, jnp.floating):
+            raise ValueError(f"keys and values are floating-point numbers; the pool holds {pool.dtype}")
         if model.mesh != mesh:
             raise ValueError("the model's parameters and the runner must be on the same mesh")
         self._model, self._pool, self._page_size, self._max_chunk = model, pool, page_size, max_chunk
