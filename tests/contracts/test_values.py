@@ -39,6 +39,25 @@ def test_malformed(n, segments, text):
         check_values(n, {"full": segments}, 16, {"full"})
 
 
+@pytest.mark.parametrize(
+    ("segments", "states", "text"),
+    [
+        ((Segment(0, 16, pages(1)), Segment(32, 48, pages(2))), (), "leaves a gap"),
+        ((Segment(0, 64, pages(1)),), (), "needs 4 indices and brings 1"),
+        ((Segment(0, 32, pages(1, 2)),), ("x",), "needs 1 indices and brings 2"),
+        ((Segment(0, 0, pages(1)),), ("x",), "no state before"),
+    ],
+)
+def test_malformed_for_the_kind_of_component(segments, states, text):
+    with pytest.raises(ValueError, match=text):
+        check_values(64, {"x": segments}, 16, {"x"}, states)
+
+
+def test_a_gap_is_fine_between_states_and_in_front_of_pages():
+    values = {"x": (Segment(0, 16, pages(1)), Segment(32, 48, pages(2))), "y": (Segment(32, 64, pages(3, 4)),)}
+    check_values(64, values, 16, {"x", "y"}, {"x"})
+
+
 def test_unknown_component_names_the_known_ones():
     with pytest.raises(ValueError, match=r"'window'.*full, state"):
         check_values(16, {"window": ()}, 16, {"full", "state"})

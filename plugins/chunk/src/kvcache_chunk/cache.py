@@ -22,7 +22,8 @@ from kvcache_core.errors import IntegrityError, LockError
 
 def make(config: Any, deps: CacheDeps) -> "ChunkCache":
     """The factory named by the descriptor."""
-    return ChunkCache(deps.allocators, deps.page_size)
+    states = [spec.name for spec in deps.model.components if spec.state_shape is not None]
+    return ChunkCache(deps.allocators, deps.page_size, states)
 
 
 @final
@@ -47,11 +48,13 @@ class ChunkCache(BasePrefixCache):
     """No prefix reuse, made for decode nodes (`disaggregation_mode: decode` always gets it).
 
     Elsewhere it is the baseline that other caches are compared with. `allocators`: by component name, owned by the host; only
-    read, to account for pages. `page_size` in tokens.
+    read, to account for pages. `page_size` in tokens. `states`: names of the components that keep one unit at a node's end; it
+    only matters for which offers are malformed.
     """
 
-    def __init__(self, allocators: Mapping[str, Allocator], page_size: int) -> None:
+    def __init__(self, allocators: Mapping[str, Allocator], page_size: int, states: Collection[str] = ()) -> None:
         super().__init__()
+        self._states = frozenset(states)
         self._allocators = dict(allocators)
         self._page_size = page_size
         self._live: set[Lock] = set()
@@ -79,7 +82,7 @@ class ChunkCache(BasePrefixCache):
 
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         check_extra_key(extra_key)
-        check_values(len(as_token_ids(ids)), values, self._page_size, self._allocators.keys())
+        check_values(len(as_token_ids(ids)), values, self._page_size, self._allocators.keys(), self._states)
         refused = {
             name: np.concatenate([NO_INDICES, *(segment.indices for segment in segments)]) for name, segments in values.items()
         }

@@ -1,0 +1,293 @@
+"""A cache between a model and a ledger: every call is predicted, and its result, ownership and content are compared.
+
+The ledger is the allocators' own journal, the content is read from device memory, and what should be known comes from
+`PrefixModel`; the cache's own account (`size`, `check_integrity`) is judged, never trusted. One device tier.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import final
+
+import numpy as np
+
+from kvcache_conformance.claims import Held, Match, Violation, require
+from kvcache_conformance.host_model import HostModel
+from kvcache_conformance.lru_simulator import LruSimulator
+from kvcache_conformance.page_content import page_content
+from kvcache_conformance.pool_model import Journal
+from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
+from kvcache_core.contracts.cache import BasePrefixCache
+from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, Segment, Values
+from kvcache_core.contracts.tokens import ExtraKey, TokenIds, as_token_ids, floor_page
+
+POISON = -7
+"""Written into every array after it was handed to the cache, or handed out by it: a kept view shows at once."""
+
+
+@final
+class CheckedCache:
+    """`reuses_prefixes`: whether the cache keeps anything; `lru`: whether its eviction order must be the simulator's (decidable
+    for full attention alone). All methods raise Violation when the cache breaks its contract."""
+
+    def __init__(self, cache: BasePrefixCache, host: HostModel, *, reuses_prefixes: bool = True, lru: bool = True) -> None:
+        self.cache = cache
+        self.host = host
+        self.model = PrefixModel(host.page_size, host.geometries)
+        self.held: set[Held] = set()
+        self.request_owned: dict[str, set[int]] = {name: set() for name in host.geometries}
+        self._reuses = reuses_prefixes
+        only_closed = all(geometry.prefix_closed for geometry in host.geometries.values())
+        self._simulator = LruSimulator(host.page_size) if lru and reuses_prefixes and only_closed else None
+        self._losses = 0
+
+    # what a host does without the cache
+
+    def alloc(self, component: str, n: int) -> Indices | None:
+        """Pages for a request, straight from the allocator."""
+        indices = self.host.allocators[component].alloc(n)
+        if indices is not None:
+            self.request_owned[component].update(indices.tolist())
+        return indices
+
+    def free(self, component: str, indices: Indices) -> None:
+        """A request gives back what it owns."""
+        mine: list[int] = indices.tolist()
+        assert self.request_owned[component].issuperset(mine), f"the test frees {mine}, which no request owns"
+        self.host.allocators[component].free(indices)
+        self.request_owned[component].difference_update(mine)
+
+    def write(self, component: str, index: int, extra_key: ExtraKey, prefix: bytes) -> None:
+        """A forward that computes one page of a request, up to the end of `prefix`."""
+        assert index in self.request_owned[component], f"the test writes page {index}, which no request owns"
+        self.host.write(component, index, page_content(extra_key, component, prefix))
+
+    # the cache's methods
+
+    def match(self, ids: TokenIds, extra_key: ExtraKey = ()) -> Match:
+        """`match_prefix`, which must find exactly what the model has and change nothing."""
+        view = as_token_ids(ids).copy()
+        tokens = view.tobytes()
+        before = self._sizes()
+        self._forget_journals()
+        result = self.cache.match_prefix(view, extra_key)
+        view.fill(POISON)
+        require(not self._moved(), "match_prefix allocated or freed")
+        require(before == self._sizes(), "match_prefix changed the sizes")
+        device, host, matched = result.device_len, result.host_len, result.matched_len
+        usable = self.model.longest_usable(extra_key, tokens)
+        require(device == usable, f"match_prefix found {device} tokens, {usable} are usable")
+        lengths = f"device_len {device}, host_len {host}, matched_len {matched} of {len(view)} tokens"
+        require(0 <= device <= host <= matched <= len(view), f"lengths out of order: {lengths}")
+        return Match(result, tokens, extra_key, self._losses)
+
+    def lock(self, match: Match, length: int | None = None) -> Held | None:
+        """`lock_ref`. None is right only where the length is not usable, or data went since the match."""
+        wanted = match.result.device_len if length is None else length
+        self._forget_journals()
+        lock = self.cache.lock_ref(match.result, length)
+        require(not self._moved(), "lock_ref allocated or freed")
+        usable = self.model.is_usable(match.extra_key, match.tokens, wanted)
+        if lock is None:
+            require(wanted > 0, "length 0 is always lockable")
+            require(not usable or match.losses != self._losses, f"lock_ref gave None although all {wanted} tokens are there")
+            return None
+        require(lock.length == wanted, f"a lock of {wanted} tokens was asked, it covers {lock.length}")
+        require(usable, f"lock_ref locked {wanted} tokens, not all of which are there")
+        held = Held(lock, match.tokens, match.extra_key, wanted, set(self.host.geometries))
+        self.held.add(held)
+        if self._simulator is not None:
+            self._simulator.use(match.extra_key, match.tokens, wanted)
+        for component in self.host.geometries:
+            self.segment(held, component)
+        return held
+
+    def segment(self, held: Held, component: str) -> Segment:
+        """What a lock delivers, checked by index, by shape and by content. The result is a private copy."""
+        given = held.lock.segment(component)
+        ends = list(self.model.needed_ends(component, held.length))
+        expected = [self.model.index_at(component, held.extra_key, held.tokens, end) for end in ends]
+        indices = given.indices.copy()
+        about = f"segment [{given.start}, {given.end}) of {component!r} in a lock of {held.length} tokens"
+        require(indices.dtype == np.int32 and indices.ndim == 1, f"{about}: indices are not one-dimensional int32")
+        require(indices.tolist() == expected, f"{about} delivers {indices.tolist()}, its pages are {expected}")
+        require(given.end == held.length, f"{about} does not end with the lock")
+        geometry = self.host.geometries[component]
+        start = floor_page(geometry.first_needed(held.length), self.host.page_size)
+        require(geometry.at_node_end or given.start == start, f"{about} should start at {start}")
+        self._check_content(component, [(held.extra_key, held.tokens[: end * TOKEN_BYTES]) for end in ends], indices)
+        if given.indices.flags.writeable:
+            given.indices.fill(POISON)
+        return Segment(given.start, given.end, indices)
+
+    def unlock(self, held: Held, component: str | None = None) -> None:
+        """`unlock_ref`, whole or one component early."""
+        self._forget_journals()
+        self.cache.unlock_ref(held.lock, component)
+        require(not self._moved(), "unlock_ref allocated or freed")
+        if component is None:
+            self.held.remove(held)
+        else:
+            held.parts.remove(component)
+
+    def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
+        """`insert` of what requests own. Duplicates and refused stay theirs, the rest is the cache's from now on."""
+        view = as_token_ids(ids).copy()
+        tokens = view.tobytes()
+        ends = {name: self._ends(name, segments) for name, segments in values.items()}
+        for name, offered in ends.items():
+            assert self.request_owned[name].issuperset(offered), "the test offers pages that no request owns"
+        length = self._length_after(extra_key, tokens, {name: set(offered.values()) for name, offered in ends.items()})
+        private = {name: [Segment(s.start, s.end, s.indices.copy()) for s in segments] for name, segments in values.items()}
+        self._forget_journals()
+        raw = self.cache.insert(view, private, extra_key)
+        result = InsertResult(raw.length, _copies(raw.duplicates, ends), _copies(raw.refused, ends))
+        view.fill(POISON)
+        for segments in private.values():
+            for segment in segments:
+                segment.indices.fill(POISON)
+        require(not self._moved(), "insert allocated or freed: the cache never frees a caller's index")
+        require(raw.length == length, f"insert says {raw.length} tokens are usable, it should be {length}")
+        for name, offered in ends.items():
+            self._settle(name, offered, result, tokens, extra_key)
+        if self._simulator is not None:
+            self._simulator.use(extra_key, tokens, result.length)
+        return result
+
+    def evict(self, component: str, n: int) -> int:
+        """`evict`: exactly min(n, evictable), nothing locked, and in the order of the simulator."""
+        expected = min(max(n, 0), self.cache.size(component).evictable)
+        locked = {name: self.locked(name) for name in self.host.geometries}
+        order: set[PageKey] | None = None
+        if self._simulator is not None:
+            resident = self.model.resident(component)
+            order = set(self._simulator.evict(max(n, 0), {resident[index] for index in locked[component]}))
+        self._forget_journals()
+        freed = self.cache.evict(component, n)
+        gone = self._learn_of_losses("evict", locked)
+        require(len(gone[component]) == freed, f"evict says {freed} were freed, the allocator got {len(gone[component])}")
+        require(freed == expected, f"evict({n}) freed {freed}, {expected} were to be had")
+        if order is not None:
+            late = [len(prefix) // TOKEN_BYTES for _, prefix in order ^ set(gone[component])]
+            require(not late, f"evict and a least-recently-used list differ in pages that end at {late}")
+        for name, geometry in self.host.geometries.items():
+            require(not (geometry.prefix_closed and self.model.unsupported(name)), "evict left a page without the one before it")
+        return freed
+
+    def reset(self) -> bool:
+        """`reset`: everything, or nothing while a lock lives."""
+        self._forget_journals()
+        done = self.cache.reset()
+        require(done != bool(self.held), f"reset gave {done} with {len(self.held)} locks held")
+        self._learn_of_losses("reset", {name: self.locked(name) for name in self.host.geometries})
+        if done:
+            for name in self.host.geometries:
+                require(not self.model.resident(name), f"reset kept pages of {name!r}")
+            if self._simulator is not None:
+                self._simulator.clear()
+        return done
+
+    # looking
+
+    def locked(self, component: str) -> set[int]:
+        """Pages of `component` that live receipts cover."""
+        indices = {
+            self.model.index_at(component, held.extra_key, held.tokens, end)
+            for held in self.held
+            if component in held.parts
+            for end in self.model.needed_ends(component, held.length)
+        }
+        return {index for index in indices if index is not None}
+
+    def verify(self) -> None:
+        """Everything that must be true between two calls: owners, sizes, content, receipts, and the cache's own check."""
+        for component, allocator in self.host.allocators.items():
+            resident, requests = self.model.resident(component), self.request_owned[component]
+            lost = allocator.total - allocator.n_free - len(resident) - len(requests)
+            require(lost == 0, f"{lost} pages of {component!r} have no owner")
+            self._check_size(component)
+            self._check_content(component, list(resident.values()), np.asarray(list(resident), np.int32))
+        for held in self.held:
+            for component in held.parts:
+                self.segment(held, component)
+        self.cache.check_integrity({name: np.asarray(sorted(owned), np.int32) for name, owned in self.request_owned.items()})
+
+    def _check_size(self, component: str) -> None:
+        size, allocator = self.cache.size(component), self.host.allocators[component]
+        resident, locked = len(self.model.resident(component)), len(self.locked(component))
+        about = f"of {component!r}: {size}"
+        require(sum(size[:5]) == size.total == allocator.total and min(size) >= 0, f"sizes do not sum up {about}")
+        require(size.free == allocator.n_free, f"the allocator has {allocator.n_free} free, the size {about}")
+        require(size.request_owned == len(self.request_owned[component]), f"requests own other pages than the size {about}")
+        require(size.in_flight == 0, f"nothing can be in flight {about}")
+        require(size.evictable + size.protected == resident, f"the cache owns {resident}, the size {about}")
+        # A window may begin inside a node, which is then held whole.
+        exact = self.host.geometries[component].prefix_closed or not self.held
+        require(size.protected == locked if exact else size.protected >= locked, f"locks cover {locked}, the size {about}")
+
+    def _check_content(self, component: str, keys: Sequence[PageKey], indices: Indices) -> None:
+        pages = self.host.read(component, indices)
+        for (extra_key, prefix), page, index in zip(keys, pages, indices.tolist(), strict=True):
+            if not np.array_equal(page, page_content(extra_key, component, prefix)):
+                end = len(prefix) // TOKEN_BYTES
+                raise Violation(f"page {index} of {component!r} should hold the prefix of {end} tokens and holds something else")
+
+    def _ends(self, component: str, segments: Sequence[Segment]) -> dict[int, int]:
+        """The end position of every offered index."""
+        page, ends = self.host.page_size, dict[int, int]()
+        for segment in segments:
+            if self.host.geometries[component].at_node_end:
+                ends[int(segment.indices[0])] = segment.end
+            else:
+                ends |= {index: segment.start + (i + 1) * page for i, index in enumerate(segment.indices.tolist())}
+        return ends
+
+    def _length_after(self, extra_key: ExtraKey, tokens: bytes, offered: Mapping[str, set[int]]) -> int:
+        return self.model.longest_usable(extra_key, tokens, offered) if self._reuses else 0
+
+    def _settle(self, name: str, offered: Mapping[int, int], result: InsertResult, tokens: bytes, extra_key: ExtraKey) -> None:
+        duplicates: list[int] = result.duplicates[name].tolist()
+        refused: list[int] = result.refused[name].tolist()
+        back = duplicates + refused
+        require(len(set(back)) == len(back) and set(back) <= offered.keys(), f"insert gave back {back} of {list(offered)}")
+        for index, end in offered.items():
+            if end > result.length:
+                require(index in refused, f"the page of {name!r} to {end} lies beyond {result.length} and is not refused")
+                continue
+            known = self.model.index_at(name, extra_key, tokens, end) is not None
+            require(
+                (index in duplicates) == known, f"the page of {name!r} to {end} was known: {known}; its duplicates: {duplicates}"
+            )
+            require(index not in refused, f"the page of {name!r} to {end} is usable and was refused")
+            if not known:
+                self.request_owned[name].remove(index)
+                self.model.put(name, extra_key, tokens[: end * TOKEN_BYTES], index)
+
+    def _learn_of_losses(self, call: str, locked: Mapping[str, set[int]]) -> dict[str, list[PageKey]]:
+        gone: dict[str, list[PageKey]] = {}
+        for name, journal in self._journals().items():
+            require(not journal.taken, f"{call} allocated")
+            for index in journal.freed:
+                require(
+                    index in self.model.resident(name), f"{call} freed page {index} of {name!r}, which the cache does not own"
+                )
+                require(index not in locked[name], f"{call} freed page {index} of {name!r}, which is locked")
+            gone[name] = [self.model.drop(name, index) for index in journal.freed]
+        self._losses += any(gone.values())
+        return gone
+
+    def _sizes(self) -> list[tuple[int, ...]]:
+        return [tuple(self.cache.size(name)) for name in self.host.geometries]
+
+    def _journals(self) -> dict[str, Journal]:
+        return {name: allocator.journal() for name, allocator in self.host.allocators.items()}
+
+    def _forget_journals(self) -> None:
+        self._journals()
+
+    def _moved(self) -> bool:
+        return any(journal.taken or journal.freed for journal in self._journals().values())
+
+
+def _copies(given: Mapping[str, Indices], names: Mapping[str, object]) -> dict[str, Indices]:
+    unknown = set(given) - set(names)
+    require(not any(len(given[name]) for name in unknown), f"insert gave back indices of {unknown}, which were not offered")
+    return {name: given.get(name, NO_INDICES).copy() for name in names}
