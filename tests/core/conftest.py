@@ -53,11 +53,12 @@ def kvcache_storage_backends():
 OTHER_PLUGIN = """
 class Options(PluginOptions):
     bucket: str
-    retries: int = 3
+    label: str | int = ""
 
 @hookimpl
 def kvcache_storage_backends():
-    return [StorageBackendDescriptor(name="other", summary="other", factory="x.y:z", options=Options)]
+    flags = (("label", "--hicache-other-label"),)
+    return [StorageBackendDescriptor(name="other", summary="other", factory="x.y:z", options=Options, flags=flags)]
 """
 
 

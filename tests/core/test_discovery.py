@@ -8,7 +8,7 @@ from kvcache_core.errors import DuplicateNameError, PluginError
 from kvcache_core.registry.discovery import discover
 from kvcache_core.registry.known import Kind
 from kvcache_core.registry.records import PluginRecord, PluginSource, Stage
-from kvcache_core.registry.registry import Registry
+from kvcache_core.registry.registry import Registry, State
 
 Found = Callable[..., PluginRecord]
 MakePlugin = Callable[..., PluginSource]
@@ -67,7 +67,8 @@ def test_generator_that_raises_halfway_registers_nothing_but_claims_its_names(fo
     assert (record.stage, record.offers) == (Stage.HOOKS, ())
     registry = Registry([record])
     assert registry.names(Kind.CACHE_TYPE) == ()
-    with pytest.raises(PluginError, match=r"acme-mine 1\.0 .*stage 'hooks': RuntimeError: halfway"):
+    assert registry.state(Kind.CACHE_TYPE, "first") is State.BROKEN
+    with pytest.raises(PluginError, match=r"^cache type 'first': acme-mine 1\.0 .*stage 'hooks': RuntimeError: halfway"):
         registry.cache_type("first")
 
 

@@ -50,6 +50,11 @@ RFC_FLAGS = [
     ("--hicache-ratio 4", ("hicache", "ratio"), 4.0),
     ("--hicache-storage file --hicache-storage-path /data/x", ("hicache", "storage", "path"), "/data/x"),
     ("--hicache-storage-path 1e3 --hicache-storage file", ("hicache", "storage", "path"), "1e3"),
+    (
+        "--hicache-storage other --set hicache.storage.bucket=b --hicache-other-label 007",
+        ("hicache", "storage"),
+        {"kind": "other", "bucket": "b", "label": "007"},
+    ),
     ("--hicache-write-policy write_through", ("hicache", "write_policy"), "write_through"),
     ("--hicache-async-impl threadpool", ("hicache", "async_impl"), "threadpool"),
     ("--page-size 64", ("page_size",), 64),
