@@ -6,6 +6,7 @@ imported. Subprocesses that tests start (the command line, mostly) inherit all o
 
 import os
 import sys
+from pathlib import Path
 
 from hypothesis import HealthCheck, settings
 
@@ -14,6 +15,10 @@ FORCED_CPU_DEVICES = 4
 if "jax" in sys.modules:
     raise RuntimeError("jax was imported before conftest.py could set its environment: look for a pytest plugin that does")
 
+# Runners with equal shapes compile once a session, and once at all in a checkout: `make clean` forgets it.
+os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", str(Path(__file__).parent / ".cache" / "jax-tests"))
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "0")
+os.environ.setdefault("JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES", "-1")
 # Several devices on one CPU, so that sharding over a mesh is tested everywhere. Flags given from outside stay.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count={FORCED_CPU_DEVICES}".strip()
 # One platform, so that the golden numbers' tolerances hold; `JAX_PLATFORMS=cuda pytest ...` asks for another.

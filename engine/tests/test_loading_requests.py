@@ -249,7 +249,7 @@ def test_random_loads_failures_and_aborts():
         assert request.error is None
         assert request.output_ids == answer(request.spec.prompt_ids, request.spec.max_tokens, VOCAB, [5])
         assert request.counts.cached + request.counts.computed == request.n_prompt
-    assert aborted["LOADING"] >= 10
+    assert aborted["LOADING"] >= 5
     assert min(host.cache.events[o] for o in set(outcomes)) >= 20
     assert sum(r.counts.host for r in done) > 500
     assert host.scheduler.stats.preemptions > 10

@@ -171,7 +171,13 @@ class Scheduler:
             )
 
     def _admit(self) -> None:
-        while self._waiting and len(self._running) < self._limits.max_running:
+        # One prompt is computed at a time. Whoever comes next is matched only when its turn has come, so that it finds what the
+        # ones before it computed, and holds no pages while it waits. A load does not hold up the others.
+        while (
+            self._waiting
+            and len(self._running) < self._limits.max_running
+            and not any(request.phase is Phase.PREFILL for request in self._running)
+        ):
             request = self._waiting[0]
             outcome = self._kv.admit(request, running=len(self._running))
             if outcome is Admission.SHORT:
@@ -192,7 +198,7 @@ class Scheduler:
         for request in tuple(self._running):
             if request.phase is Phase.DECODE and self._make_room(request, request.computed + 1):
                 decoding.append(request)
-            elif request.phase is Phase.PREFILL and prefilling is None:
+            elif request.phase is Phase.PREFILL and prefilling is None:  # loads may end together: then the oldest goes first
                 end = min(request.n_tokens, request.computed + self._limits.chunk_tokens)
                 if self._make_room(request, end):
                     prefilling = request

@@ -1,0 +1,217 @@
+"""`kvcache run` as its user meets it, on a tiny real model: results, bad input, Ctrl-C."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from kvcache_core.cli import main
+
+CONFIG = """\
+cache_type: {cache_type}
+page_size: 16
+engine:
+  model: {model}
+  prompts: prompts.jsonl
+  device_tokens: {device_tokens}
+  chunk_tokens: 32
+  max_tokens: 8
+  compilation_cache: null
+"""
+SYSTEM = "You answer in the fewest words you can find, and never twice in the same way. "
+PROMPTS = [
+    {"id": "text", "prompt": "a text of a few bytes"},
+    {"id": "ids", "prompt": [1, 2, 3, 4], "max_tokens": 3},
+    {"id": "drawn", "prompt": SYSTEM, "temperature": 0.9, "top_p": 0.8, "seed": 3},
+    {"id": "again", "prompt": SYSTEM, "temperature": 0.9, "top_p": 0.8, "seed": 3},
+    {"id": "tenant", "prompt": SYSTEM, "extra_key": ["lora", "tenant"], "max_tokens": 2},
+]
+
+
+@pytest.fixture
+def folder(tmp_path, qwen3_folder):
+    def make(prompts=PROMPTS, cache_type="radix_cache", device_tokens=640, model=qwen3_folder) -> Path:
+        lines = [p if isinstance(p, str) else json.dumps(p) for p in prompts]
+        (tmp_path / "prompts.jsonl").write_text("\n".join(lines), encoding="utf-8")
+        config = tmp_path / "cache.yaml"
+        config.write_text(CONFIG.format(cache_type=cache_type, model=model, device_tokens=device_tokens), encoding="utf-8")
+        return config
+
+    return make
+
+
+def run(config, *more) -> tuple[int, dict]:
+    out = config.parent / "out" / "result.json"
+    status = main(["run", str(config), "--json", str(out), *more])
+    return status, json.loads(out.read_text(encoding="utf-8"))
+
+
+def test_the_json_holds_every_request_in_order(folder, capsys):
+    status, data = run(folder())
+    assert status == 0
+    requests, summary = data["requests"], data["summary"]
+    assert [r["id"] for r in requests] == [p["id"] for p in PROMPTS]
+    assert set(requests[0]) == {
+        *("id", "prompt_tokens", "cached_tokens", "computed_tokens", "recomputed_tokens"),
+        *("ttft_s", "output_tokens", "text", "finish_reason", "error"),
+    }
+    for r in requests:
+        assert r["error"] is None
+        assert set(r["cached_tokens"]) == {"device", "host", "storage"}
+        assert sum(r["cached_tokens"].values()) + r["computed_tokens"] == r["prompt_tokens"]
+        assert 0 < r["ttft_s"] < 60
+        assert r["finish_reason"] in ("length", "stop")
+    by_id = {r["id"]: r for r in requests}
+    assert len(by_id["ids"]["output_tokens"]) == 3
+    assert by_id["drawn"]["output_tokens"] == by_id["again"]["output_tokens"]
+    assert by_id["again"]["cached_tokens"]["device"] == len(SYSTEM) // 16 * 16
+    assert sum(by_id["tenant"]["cached_tokens"].values()) == 0  # another extra_key never hits
+    assert summary["cache_type"] == "radix_cache"
+    assert summary["prompt_tokens"] == sum(r["prompt_tokens"] for r in requests)
+    assert summary["cached_tokens"]["device"] == sum(r["cached_tokens"]["device"] for r in requests)
+    assert summary["attention_tokens"] >= summary["computed_tokens"]
+    assert summary["ttft_with_hit_s"] is not None
+    assert summary["cache"]["inserted_tokens"] > 0
+    printed = capsys.readouterr()
+    assert "hit rate" in printed.out
+    assert "again" in printed.out
+    assert "text: 0 of" in printed.err
+
+
+def test_flags_win_over_the_file_and_quiet_is_quiet(folder, capsys):
+    config = folder()
+    other = config.parent / "other.jsonl"
+    other.write_text('{"id": "other", "prompt": "x"}', encoding="utf-8")
+    flags = ["--cache-type", "chunk_cache", "--set", "engine.max_tokens=2"]
+    status = main(["run", str(config), "--prompts", str(other), "--json", "-", "--quiet", *flags])
+    printed = capsys.readouterr()
+    data = json.loads(printed.out)
+    assert status == 0
+    assert printed.err == ""
+    assert data["summary"]["cache_type"] == "chunk_cache"
+    assert [(r["id"], len(r["output_tokens"])) for r in data["requests"]] == [("other", 2)]
+
+
+def test_decode_mode_is_served_by_chunk_cache(folder):
+    config = folder(PROMPTS[:2])
+    config.write_text(
+        config.read_text(encoding="utf-8").replace("cache_type: radix_cache", "disaggregation_mode: decode"), encoding="utf-8"
+    )
+    status, data = run(config, "--quiet")
+    assert status == 0
+    assert data["summary"]["cache_type"] == "chunk_cache"
+
+
+def test_conversation_turns_follow_each_other_and_feed_answers_back(folder):
+    user = {"role": "user", "content": "tell me something about tides and the moon"}
+    status, data = run(folder([{"id": "chat", "messages": [{"role": "system", "content": SYSTEM}, user, user, user]}]), "--quiet")
+    first, second, third = data["requests"]
+    assert status == 0
+    assert [first["id"], second["id"], third["id"]] == ["chat#1", "chat#2", "chat#3"]
+    assert first["prompt_tokens"] < second["prompt_tokens"] < third["prompt_tokens"]
+    assert second["cached_tokens"]["device"] >= first["prompt_tokens"] - 1 - 16
+    assert third["cached_tokens"]["device"] >= second["prompt_tokens"] // 2
+
+
+def test_bad_requests_are_named_and_the_others_go_on(folder, capsys):
+    bad = [
+        {"id": "good", "prompt": "x"},
+        '{"id": "broken", "prompt": ',
+        {"id": "typo", "prompt": "x", "max_token": 3},
+        {"id": "long", "prompt": "y" * 600},
+        {"id": "empty", "prompt": ""},
+        {"id": "foreign", "prompt": [999]},
+        {"id": "too big", "prompt": "z" * 500, "max_tokens": 200},
+        {"id": "last", "prompt": "x"},
+    ]
+    config = folder(bad, device_tokens=400)
+    status, data = run(config)
+    assert status == 1
+    errors = {r["id"]: r["error"] for r in data["requests"]}
+    assert [r["id"] for r in data["requests"]] == ["good", "line 2", "line 3", "long", "empty", "foreign", "too big", "last"]
+    assert errors["good"] is None
+    assert errors["last"] is None
+    assert "prompts.jsonl:2:" in errors["line 2"]
+    assert "max_token" in errors["line 3"]
+    assert "context holds 512" in errors["long"]
+    assert "empty" in errors["empty"]
+    assert "token ids" in errors["foreign"]
+    assert "device pool" in errors["too big"]
+    assert data["summary"]["errors"] == 6
+    assert "prompts.jsonl:2:" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("change", "text"),
+    [
+        (("  model: ", "  model: missing-"), "missing-"),
+        (("chunk_tokens: 32", "chunk_tokens: many"), "engine.chunk_tokens"),
+        (("  model: ", "  moddel: "), "did you mean"),
+        (("prompts.jsonl", "absent.jsonl"), "absent.jsonl"),
+        (("cache_type: radix_cache", "cache_type: radix_cach"), "radix_cach"),
+        (("page_size: 16", "page_size: 0"), "page_size"),
+        (("  device_tokens: 640", "  tensor: 64"), "64 devices"),
+        (("  device_tokens: 640", "  tensor: 3"), "2 kv heads cannot be laid out on 3"),
+    ],
+)
+def test_a_run_that_cannot_start_exits_2_without_a_traceback(folder, capsys, change, text):
+    config = folder()
+    config.write_text(config.read_text(encoding="utf-8").replace(*change), encoding="utf-8")
+    assert main(["run", str(config)]) == 2
+    printed = capsys.readouterr()
+    assert text in printed.err
+    assert "Traceback" not in printed.err
+
+
+def test_a_file_without_the_engine_section_says_what_is_missing(folder, capsys):
+    config = folder()
+    config.write_text("page_size: 16\n", encoding="utf-8")
+    assert main(["run", str(config)]) == 2
+    assert "`engine:`" in capsys.readouterr().err
+
+
+def test_an_output_that_cannot_be_written_is_found_before_the_work(folder, capsys, tmp_path):
+    (tmp_path / "file").write_text("", encoding="utf-8")
+    assert main(["run", str(folder()), "--json", str(tmp_path / "file" / "out.json")]) == 2
+    assert "--json" in capsys.readouterr().err
+
+
+def test_ctrl_c_prints_what_was_done(folder):
+    prompts = [{"id": "quick", "prompt": "x", "max_tokens": 1}] + [
+        {"id": f"slow{i}", "prompt": "y" * 30, "max_tokens": 400, "stop": "never in any answer"} for i in range(40)
+    ]
+    config = folder(prompts)
+    out = config.parent / "result.json"
+    code = "import sys; from kvcache_core.cli import main; sys.exit(main())"
+    command = [sys.executable, "-c", code, "run", str(config), "--json", str(out), "--set", "engine.max_running=2"]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=os.environ) as process:
+        assert process.stderr is not None
+        for line in process.stderr:
+            if line.startswith("quick:"):
+                process.send_signal(signal.SIGINT)
+                break
+        stdout, stderr = process.communicate(timeout=120)
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
+    data = json.loads(out.read_text(encoding="utf-8"))
+    by_id = {r["id"]: r for r in data["requests"]}
+    assert by_id["quick"]["finish_reason"] == "length"
+    assert data["summary"]["aborted"] > 0
+    assert "quick" in stdout
+    assert "aborted" in stdout
+
+
+def test_help_has_examples_and_does_not_import_jax():
+    code = (
+        "import sys; from kvcache_core.cli import main\n"
+        "try: main(['run', '--help'])\n"
+        "except SystemExit as e: assert e.code == 0\n"
+        "assert 'jax' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert "kvcache run examples/quickstart.yaml" in done.stdout
+    assert "--hicache-write-policy" in done.stdout
