@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from importlib import import_module
 from importlib.metadata import entry_points
 
 import pytest
@@ -11,12 +10,23 @@ from kvcache_core.contracts.model_spec import ComponentSpec, ModelSpec
 from kvcache_core.deps import CacheDeps
 from kvcache_core.errors import ConfigError
 from kvcache_core.transfer_queue import TransferQueue
+from kvcache_radix.cache import make
 from kvcache_radix.plugin import kvcache_cache_types
+
+
+class NoBuffers:
+    """RadixCache moves nothing, so it never takes the pools."""
+
+    def take(self):
+        raise AssertionError
+
+    def give(self, buffers):
+        raise AssertionError
 
 
 def deps(pools, *components):
     model = ModelSpec("tiny", "1", "full_attention", tuple(ComponentSpec(name) for name in components))
-    return CacheDeps(model=model, page_size=4, allocators=pools, pools={}, pool_set=None, queue=TransferQueue({}))
+    return CacheDeps(model=model, page_size=4, allocators=pools, pools={}, pool_set=NoBuffers(), queue=TransferQueue({}))
 
 
 def test_the_entry_point_describes_radix_cache():
@@ -25,11 +35,11 @@ def test_the_entry_point_describes_radix_cache():
     assert descriptor == kvcache_cache_types()[0]
     assert (descriptor.name, descriptor.components, descriptor.tiers) == ("radix_cache", frozenset({"full"}), False)
     assert not descriptor.needs_components
+    assert descriptor.factory == f"{make.__module__}:{make.__name__}"
 
 
 def test_the_factory_builds_a_working_cache(make_parts, tokens):
-    module, _, name = kvcache_cache_types()[0].factory.partition(":")
-    cache = getattr(import_module(module), name)(None, deps(make_parts("F").pools, "full"))
+    cache = make(None, deps(make_parts("F").pools, "full"))
     assert cache.match_prefix(tokens(range(8))).device_len == 0
     assert cache.size("full").free == 64
     assert cache.poll() == 0
@@ -37,9 +47,8 @@ def test_the_factory_builds_a_working_cache(make_parts, tokens):
 
 
 def test_a_model_with_other_components_is_refused(make_parts):
-    module, _, name = kvcache_cache_types()[0].factory.partition(":")
     with pytest.raises(ConfigError, match=r"full, swa.*unified_radix_cache"):
-        getattr(import_module(module), name)(None, deps(make_parts("FS").pools, "full", "swa"))
+        make(None, deps(make_parts("FS").pools, "full", "swa"))
 
 
 def test_the_plugin_module_is_light():

@@ -158,7 +158,7 @@ def test_empty_nodes_are_pruned_upwards(make_host, tokens):
         ("gap or overlap", {"full": (Segment(0, 8, np.array([9, 7], np.int32)), Segment(4, 8, np.array([8], np.int32)))}),
         ("int32", {"full": (Segment(0, 4, np.array([9])),)}),
         ("int32", {"full": (Segment(0, 4, np.array([[9]], np.int32)),)}),
-        ("int32", {"full": (Segment(0, 4, [9]),)}),
+        ("int32", {"full": (Segment(0, 4, [9]),)}),  # pyright: ignore[reportArgumentType]
         ("dummy page", {"full": (Segment(0, 8, np.array([9, 0], np.int32)),)}),
     ],
 )
@@ -258,8 +258,8 @@ def with_roots(roots):
 class _Renaming(dict):
     rename = staticmethod(lambda key: key)
 
-    def get(self, key):
-        return super().get(self.rename(key))
+    def get(self, key, default=None):
+        return super().get(self.rename(key), default)
 
     def __setitem__(self, key, value):
         super().__setitem__(self.rename(key), value)

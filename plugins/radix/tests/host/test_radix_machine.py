@@ -6,6 +6,7 @@ composite; the events they are meant for are counted, and a machine that does no
 """
 
 from collections import Counter
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -19,12 +20,8 @@ KEYS = [(), (b"a",), (b"a", b"")]
 MAX_PAGES = 9
 
 
-DRAWN = {
-    "pick": st.integers(0, 9),
-    "cut": st.integers(0, 40),
-    "length": st.integers(1, 6),
-    "seed": st.integers(0, 5),
-}
+DRAWN = st.tuples(st.integers(0, 9), st.integers(0, 40), st.integers(1, 6), st.integers(0, 5))
+"""Which earlier prompt to begin with, where to cut it, how many pages to add, from which seed."""
 
 
 class Machine(RuleBasedStateMachine):
@@ -32,7 +29,7 @@ class Machine(RuleBasedStateMachine):
 
     components = "F"
     bare = False
-    build = None
+    build: Callable
     seen: Counter
 
     @initialize(
@@ -46,8 +43,9 @@ class Machine(RuleBasedStateMachine):
         self.host = self.build(self.components, page, total=total, window=window, edge_cap=cap, bare=self.bare)
         self.prompts = [np.zeros(1, np.int32)]
 
-    def prompt(self, pick, cut, length, seed):
+    def prompt(self, drawn):
         """A prefix of an earlier prompt and `length` pages or so of a small alphabet, so that prompts meet by chance too."""
+        pick, cut, length, seed = drawn
         base = self.prompts[-1 - pick % len(self.prompts)]
         more = np.random.default_rng(seed).integers(0, 3, length * self.page + seed % 3).astype(np.int32)
         ids = np.concatenate([base[: cut % (len(base) + 1)], more])[: MAX_PAGES * self.page]
@@ -57,15 +55,15 @@ class Machine(RuleBasedStateMachine):
     def one(self, pick):
         return self.host.running[pick % len(self.host.running)]
 
-    @rule(key=st.sampled_from(KEYS), chunk=st.integers(1, 12), **DRAWN)
-    def serve(self, key, chunk, pick, cut, length, seed):
-        ids = self.prompt(pick, cut, length, seed)
+    @rule(key=st.sampled_from(KEYS), chunk=st.integers(1, 12), drawn=DRAWN)
+    def serve(self, key, chunk, drawn):
+        ids = self.prompt(drawn)
         expected = self.host.expected_length(ids[:-1], key)
         assert self.host.serve(ids, key, chunk) == expected
 
-    @rule(key=st.sampled_from(KEYS), **DRAWN)
-    def admit(self, key, pick, cut, length, seed):
-        self.host.admit(self.prompt(pick, cut, length, seed), key)
+    @rule(key=st.sampled_from(KEYS), drawn=DRAWN)
+    def admit(self, key, drawn):
+        self.host.admit(self.prompt(drawn), key)
 
     @precondition(lambda self: self.host.running)
     @rule(pick=st.integers(0, 50), n=st.integers(1, 12), snapshot=st.sampled_from([True, True, False]))
@@ -82,17 +80,17 @@ class Machine(RuleBasedStateMachine):
     def abort(self, pick):
         self.host.abort(self.one(pick))
 
-    @rule(key=st.sampled_from(KEYS), **DRAWN)
-    def leave_a_window_early(self, key, pick, cut, length, seed):
-        ids = self.prompt(pick, cut, length, seed)
+    @rule(key=st.sampled_from(KEYS), drawn=DRAWN)
+    def leave_a_window_early(self, key, drawn):
+        ids = self.prompt(drawn)
         self.host.serve(ids, key, self.page)
         request = self.host.admit(np.append(ids, np.int32(3)), key)
         self.host.release_window(request)
 
-    @rule(key=st.sampled_from(KEYS), **DRAWN)
-    def race(self, key, pick, cut, length, seed):
+    @rule(key=st.sampled_from(KEYS), drawn=DRAWN)
+    def race(self, key, drawn):
         """Two requests compute one prefix at the same time."""
-        ids = self.prompt(pick, cut, length, seed)
+        ids = self.prompt(drawn)
         pair = [self.host.admit(ids, key) for _ in range(2)]
         for request in pair:
             self.host.compute(request, len(ids), snapshot=request is pair[1])
@@ -100,9 +98,9 @@ class Machine(RuleBasedStateMachine):
             if request in self.host.running:
                 self.host.finish(request)
 
-    @rule(key=st.sampled_from(KEYS), back=st.integers(1, 3), stay=st.booleans(), **DRAWN)
-    def branch_inside_a_locked_node(self, key, back, stay, pick, cut, length, seed):
-        ids = self.prompt(pick, cut, length, seed)
+    @rule(key=st.sampled_from(KEYS), back=st.integers(1, 3), stay=st.booleans(), drawn=DRAWN)
+    def branch_inside_a_locked_node(self, key, back, stay, drawn):
+        ids = self.prompt(drawn)
         self.host.serve(ids, key)
         holder = self.host.admit(np.append(ids, np.int32(3)), key)
         self.host.check()
@@ -119,9 +117,9 @@ class Machine(RuleBasedStateMachine):
         name = sorted(self.host.geometries)[name % len(self.host.geometries)]
         self.host.cache.evict(name, n)
 
-    @rule(key=st.sampled_from(KEYS), n=st.integers(1, 20), name=st.integers(0, 2), **DRAWN)
-    def lock_a_match_after_an_eviction(self, key, n, name, pick, cut, length, seed):
-        ids = self.prompt(pick, cut, length, seed)
+    @rule(key=st.sampled_from(KEYS), n=st.integers(1, 20), name=st.integers(0, 2), drawn=DRAWN)
+    def lock_a_match_after_an_eviction(self, key, n, name, drawn):
+        ids = self.prompt(drawn)
         self.host.serve(ids, key)
         match = self.host.cache.match_prefix(ids, key)
         self.host.cache.evict(sorted(self.host.geometries)[name % len(self.host.geometries)], n)
