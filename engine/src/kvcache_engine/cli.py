@@ -72,8 +72,11 @@ def _serve(args: argparse.Namespace, loaded: LoadedConfig, engine: EngineConfig,
     with ProgressView(quiet=args.quiet) as view, _Interrupt() as interrupt:
         try:
             report: RunReport = serve(loaded, engine, lines, view, interrupt)
-        except ConfigError as error:
-            raise loaded.located(error) from error
+        except KVCacheError as error:
+            located = loaded.located(error)
+            if located is error:
+                raise
+            raise located from error
     if not args.quiet:
         view.show(report)
     if args.json_out is not None:
