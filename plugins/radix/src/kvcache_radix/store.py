@@ -186,8 +186,10 @@ class NodeStore:
     def pin(self, cell: Cell, c: int) -> None:
         """The first lock on a cell."""
         cell.locks = 1
-        if cell.device is not None:
-            self._move(self.evictable, self.protected, DEVICE, c, cell.device)
+        if cell.device is not None:  # `_move` written out: the hot path of every lock
+            units = len(cell.device) // INDEX_BYTES
+            self.evictable[DEVICE][c] -= units
+            self.protected[DEVICE][c] += units
         elif cell.host is not None:
             self._move(self.evictable, self.protected, HOST, c, cell.host)
 
@@ -195,7 +197,9 @@ class NodeStore:
         """The last lock on a cell goes (LK7)."""
         cell.locks = 0
         if cell.device is not None:
-            self._move(self.protected, self.evictable, DEVICE, c, cell.device)
+            units = len(cell.device) // INDEX_BYTES
+            self.protected[DEVICE][c] -= units
+            self.evictable[DEVICE][c] += units
         elif cell.host is not None:
             self._move(self.protected, self.evictable, HOST, c, cell.host)
         self.offer(node, c)

@@ -7,6 +7,7 @@ composite; the events they are meant for are counted, and a machine that does no
 
 from collections import Counter
 from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import pytest
@@ -30,6 +31,7 @@ class Machine(RuleBasedStateMachine):
     components = "F"
     bare = False
     build: Callable
+    host: Any = None
     seen: Counter
 
     @initialize(
@@ -146,11 +148,10 @@ class Machine(RuleBasedStateMachine):
 
     @invariant()
     def everything_holds(self):
-        if hasattr(self, "host"):
-            self.host.check()
+        self.host.check()
 
     def teardown(self):
-        if hasattr(self, "host"):
+        if self.host is not None:
             self.host.drain()
             self.seen.update(self.host.events)
 
