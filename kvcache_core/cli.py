@@ -1,14 +1,14 @@
 """Entry of `kvcache`: finds the command, runs it, and turns what it raises into an exit status.
 
-0: done. 1: a check found something wrong (`plugins doctor`). 2: a wrong command line, configuration or plugin. 130: Ctrl-C.
 Commands of other packages come through the hook `kvcache_commands`; their modules are imported only when they are chosen.
 """
 
 import argparse
 import os
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
+from types import MappingProxyType
 from typing import Any
 
 import kvcache_core
@@ -21,6 +21,16 @@ from kvcache_core.registry.registry import Registry, State
 
 RUN = "kvcache_run"
 """The attribute of the parsed namespace that holds the function to call. Long, because plugins' commands share the namespace."""
+
+EXIT_STATUSES: Mapping[int, str] = MappingProxyType(
+    {
+        0: "done",
+        1: "a check found something wrong (`plugins doctor`), or some requests were not answered (`run`)",
+        2: "the command line, the configuration, a plugin or a file that was named cannot be used; nothing was done",
+        130: "interrupted (Ctrl-C)",
+    }
+)
+"""What the exit statuses of every command mean; a plugin's command may use others as well."""
 
 _EPILOG = """examples:
   kvcache config validate cache.yaml        is this file right, and would it start here?
@@ -52,7 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 def _dispatch(argv: list[str]) -> int:
     registry = default_registry()
     chosen = next((word for word in argv if not word.startswith("-")), None)
-    parser = _parser(registry, chosen)
+    parser = build_parser(registry, chosen)
     if chosen is not None:
         _refuse_unknown(chosen, registry)
     args = parser.parse_args(argv)
@@ -65,7 +75,12 @@ def _dispatch(argv: list[str]) -> int:
     return run(args)
 
 
-def _parser(registry: Registry, chosen: str | None) -> argparse.ArgumentParser:
+def build_parser(registry: Registry, chosen: str | None) -> argparse.ArgumentParser:
+    """The parser of the whole command line. Of the plugins' commands, only `chosen` has its arguments: it alone is imported.
+
+    Raises:
+        PluginError: the module with the arguments of `chosen` cannot be imported.
+    """
     parser = argparse.ArgumentParser(
         prog="kvcache",
         description="Configure, check and run multi-level KV caches made of plugins.",

@@ -15,9 +15,17 @@ from kvcache_core.transfer_queue import TransferQueue
 class CacheObserver(Protocol):
     """Told about events on the owner thread. An observer that raises is logged once and no longer called."""
 
-    def cache_built(self, cache: BasePrefixCache) -> None: ...
-    def page_stored(self, key: str, n_bytes: int) -> None: ...
-    def page_removed(self, key: str) -> None: ...
+    def cache_built(self, cache: BasePrefixCache) -> None:
+        """A cache was built and is about to be handed to the host."""
+        ...
+
+    def page_stored(self, key: str, n_bytes: int) -> None:
+        """The storage took a page of `n_bytes` bytes under `key`."""
+        ...
+
+    def page_removed(self, key: str) -> None:
+        """A page was removed from the storage by this cache."""
+        ...
 
 
 class ComponentFactory(Protocol):

@@ -18,12 +18,15 @@ class CacheCounters:
     device_evicted_tokens: int = 0
     """Tokens whose device data was freed by `evict`."""
     host_evicted_tokens: int = 0
+    """Tokens whose host data was freed, to make room or by `evict`."""
     host_written_tokens: int = 0
-    """L1 -> L2, committed."""
+    """Tokens copied L1 -> L2; counted when the copy is committed."""
     host_loaded_tokens: int = 0
-    """L2 -> L1, committed."""
+    """Tokens copied L2 -> L1; counted when the copy is committed."""
     storage_written_tokens: int = 0
+    """Tokens that the storage took (L2 -> L3), by its own answer."""
     storage_loaded_tokens: int = 0
+    """Tokens fetched from the storage and verified (L3 -> L2)."""
     bytes_moved: Counter[str] = field(default_factory=Counter[str])
     """By direction: `d2h`, `h2d`, `store`, `fetch`."""
     seconds_moving: Counter[str] = field(default_factory=Counter[str])

@@ -1,6 +1,7 @@
 """Frozen descriptors: everything a plugin tells the core about itself, without importing what it describes.
 
-A factory is named as "module:attribute" and imported only when it is used, so listing plugins never imports jax.
+A factory is named as "module:attribute" and imported only when it is used, so listing plugins never imports jax. The texts below
+the fields are their documentation: `make docs` copies them into docs/reference/hooks.md.
 """
 
 from collections.abc import Callable
@@ -21,19 +22,20 @@ class PluginOptions(BaseModel):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CacheTypeDescriptor:
-    """A value of `cache_type`. `factory` gives `(config, deps) -> BasePrefixCache`; None in place of a path is allowed only for
-    types a host registers with a constructor of its own.
-
-    `components`: names of the components it can serve; `None` = any set for which components are installed.
-    `tiers`: whether it can work with `hicache`. `needs_components`: whether it takes TreeComponents from plugins.
-    """
+    """A value of `cache_type`."""
 
     name: str
+    """What stands behind `cache_type:`; lower case letters, digits and underscores."""
     summary: str
+    """One line for `kvcache plugins list`."""
     factory: str | Callable[..., Any]
+    """Path "module:attribute" of `(config, deps) -> BasePrefixCache`. Only `register_kv_cache` gives a callable itself."""
     components: frozenset[str] | None = None
+    """Names of the components it can serve; None is any set."""
     tiers: bool = False
+    """Whether it can work with `hicache`."""
     needs_components: bool = False
+    """Whether it takes TreeComponents from plugins: then one must be installed for every component of the model."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -41,48 +43,61 @@ class TreeComponentDescriptor:
     """A TreeComponent by the name hosts use for its pool (`full`, `swa`, `recurrent`)."""
 
     name: str
+    """The component's name in the host's model and pools."""
     summary: str
+    """One line for `kvcache plugins list`."""
     factory: str
+    """Path "module:attribute" of `(options, spec, tiers) -> TreeComponent`."""
     options: type[PluginOptions] | None = None
+    """Model of the options that `factory` gets; None for a component without any."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorageBackendDescriptor:
-    """A value of `hicache.storage.kind`. `options` validates what stands beside `kind`. `flags` names command-line flags for
-    single options, such as {"path": "--hicache-storage-path"}. `capabilities` are the Optional parts of the conformance kit."""
+    """A value of `hicache.storage.kind`."""
 
     name: str
+    """What stands behind `kind:`; lower case letters, digits and underscores, and not `none`."""
     summary: str
+    """One line for `kvcache plugins list` and the JSON schema."""
     factory: str
+    """Path "module:attribute" of `(options, scope) -> HiCacheStorage`."""
     options: type[PluginOptions]
+    """Validates what stands beside `kind`. It may not have a field `kind`."""
     capabilities: frozenset[str] = frozenset()
+    """The optional parts of the conformance kit that the backend passes."""
     flags: tuple[tuple[str, str], ...] = ()
+    """Command-line flags for single options: pairs such as ("path", "--hicache-storage-path"). Backends may share a flag."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CommandDescriptor:
-    """A sub-command of `kvcache`. `configure` ("module:attribute") gets its argparse parser; `run` gets the parsed arguments and
-    returns the exit status. Both modules are imported only when the command is chosen.
-
-    `section` and `section_model` name a top-level section of the configuration file that this command's package owns, so that
-    the file can be validated as a whole.
-    """
+    """A sub-command of `kvcache`. What it names is imported only when the command is chosen, or its section validated."""
 
     name: str
+    """The word after `kvcache`; lower case letters, digits and dashes."""
     summary: str
+    """One line for `kvcache --help` and `kvcache plugins list`."""
     configure: str
+    """Path "module:attribute" of a function that adds the command's arguments to the argparse parser it gets."""
     run: str
+    """Path "module:attribute" of a function that gets the parsed arguments and returns the exit status (None is 0)."""
     section: str | None = None
+    """A top-level section of the configuration file that the command's package owns; its commands may share one."""
     section_model: str | None = None
+    """Path "module:attribute" of the pydantic model of `section`, so that a file is validated as a whole."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ObserverDescriptor:
-    """An observer of cache events. `factory` takes nothing and gives a `CacheObserver`."""
+    """An observer of cache events. Every installed one is told; nobody asks for it by name."""
 
     name: str
+    """Its name in log lines and in `kvcache plugins list`."""
     summary: str
+    """One line for `kvcache plugins list`."""
     factory: str
+    """Path "module:attribute" of a callable that takes nothing and gives a `CacheObserver`."""
 
 
 Descriptor = CacheTypeDescriptor | TreeComponentDescriptor | StorageBackendDescriptor | CommandDescriptor | ObserverDescriptor

@@ -3,29 +3,35 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Any
+from typing import Any, TypedDict
 
 from kvcache_engine.request import Request
 
 
 @dataclass(frozen=True, slots=True)
 class RequestResult:
-    """One request as it ended. Token counts follow the rule cached + computed == prompt tokens for every prompt that got through.
-
-    `cached_tokens`: by tier. `recomputed_tokens`: computed again after a preemption, counted apart. `output_tokens`: ids, the end
-    token included. `ttft_s`: seconds from queueing to the first token; None if there was none.
-    """
+    """One request as it ended. For every prompt that got through, cached + computed == prompt tokens."""
 
     id: str
+    """The request's id, from the prompts file."""
     prompt_tokens: int
+    """Tokens of the prompt."""
     cached_tokens: Mapping[str, int]
+    """Prompt tokens that were not computed, by the tier they came from: `device`, `host`, `storage`."""
     computed_tokens: int
+    """Prompt tokens that were computed, each counted once."""
     recomputed_tokens: int
+    """Tokens computed again after a preemption; not part of the rule above."""
     ttft_s: float | None
+    """Seconds from queueing to the first token; null if there was none."""
     output_tokens: Sequence[int]
+    """Ids of the answer, the end token included."""
     text: str
+    """The answer, without the end token."""
     finish_reason: str
+    """`stop` (end token or stop text), `length` (max_tokens or context), `abort` (interrupted) or `error`."""
     error: str | None
+    """What was wrong with a request that could not be served; null otherwise."""
 
     @property
     def cached(self) -> int:
@@ -33,6 +39,54 @@ class RequestResult:
 
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
+
+
+class Totals(TypedDict):
+    """The sums over the requests of a run."""
+
+    requests: int
+    """Requests that were served, refused or aborted."""
+    errors: int
+    """Requests that could not be served."""
+    aborted: int
+    """Requests that an interrupt ended."""
+    prompt_tokens: int
+    """Sum over the requests."""
+    cached_tokens: dict[str, int]
+    """Sums over the requests, by tier."""
+    computed_tokens: int
+    """Sum over the requests."""
+    recomputed_tokens: int
+    """Sum over the requests."""
+    output_tokens: int
+    """Tokens of all answers."""
+    hit_rate: float
+    """Cached tokens of all tiers over prompt tokens; 0 without a prompt."""
+    ttft_with_hit_s: float | None
+    """Median time to the first token, in seconds, of requests with cached tokens; null if there was none."""
+    ttft_without_hit_s: float | None
+    """Median time to the first token, in seconds, of requests without; null if there was none."""
+
+
+class RunSummary(Totals):
+    """`summary` in the JSON of `kvcache run`: the totals, and what the run as a whole was and cost."""
+
+    cache_type: str
+    """The cache that resolution chose."""
+    page_size: int
+    """Tokens in a page."""
+    model: dict[str, str]
+    """`id` and `version`, which are part of every page's identity."""
+    wall_s: float
+    """Seconds from the first request's queueing to the last answer; loading the model is not counted."""
+    attention_tokens: int
+    """Tokens that the attention computed, counted in its call: prompts, recomputation and decoding."""
+    compiled_programs: int
+    """Programs traced by the model and by sampling, whether compiled or read from the compilation cache."""
+    scheduler: dict[str, Any]
+    """SchedulerStats, below."""
+    cache: dict[str, object]
+    """CacheCounters, below."""
 
 
 def result_of(request: Request) -> RequestResult:
@@ -57,7 +111,7 @@ def failed(id: str, error: str) -> RequestResult:
     return RequestResult(id, 0, {"device": 0, "host": 0, "storage": 0}, 0, 0, None, [], "", "error", error)
 
 
-def totals(results: Sequence[RequestResult]) -> dict[str, Any]:
+def totals(results: Sequence[RequestResult]) -> Totals:
     """Sum up a run. The hit rate is cached over prompt tokens; times to first token are medians in seconds."""
     prompt = sum(r.prompt_tokens for r in results)
     cached = {tier: sum(r.cached_tokens[tier] for r in results) for tier in ("device", "host", "storage")}

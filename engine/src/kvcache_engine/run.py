@@ -15,7 +15,7 @@ from kvcache_engine.config import EngineConfig
 from kvcache_engine.conversations import Conversations
 from kvcache_engine.engine import Engine, build_engine, load_engine_model
 from kvcache_engine.prompts_file import PromptLine
-from kvcache_engine.results import RequestResult, totals
+from kvcache_engine.results import RequestResult, RunSummary, totals
 
 
 class View(Protocol):
@@ -76,7 +76,7 @@ def serve(loaded: LoadedConfig, config: EngineConfig, lines: Sequence[PromptLine
             view.working(len(scheduler.waiting), len(scheduler.running), engine.runner.tokens_computed)
         conversations.abort()
         results = conversations.results()
-        summary = {
+        summary: RunSummary = {
             **totals(results),
             "cache_type": resolution.cache_type,
             "page_size": loaded.config.page_size,

@@ -57,12 +57,17 @@ class SchedulerStats:
     """Totals since the scheduler was made."""
 
     steps: int = 0
+    """Steps done, idle ones included."""
     prefill_chunks: int = 0
+    """Chunks of prompts that were computed."""
     decode_rows: int = 0
+    """Tokens drawn in decoding: one a running request and step."""
     preemptions: int = 0
+    """Times a running request gave up its pages to another and was queued again."""
     peak_running: int = 0
+    """Most requests that ran in one step."""
     cache_seconds: float = 0.0
-    """Time the owner thread spent in the cache and its page bookkeeping."""
+    """Seconds the owner thread spent in the cache and its page bookkeeping."""
 
 
 @final
