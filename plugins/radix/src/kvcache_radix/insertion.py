@@ -11,9 +11,9 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult
-from kvcache_radix.node import Node, Root
+from kvcache_radix.node import Cell, Node, Root
 from kvcache_radix.offer import Offer
-from kvcache_radix.store import NodeStore
+from kvcache_radix.store import HOST, NodeStore
 from kvcache_radix.usable import longest_usable
 
 Offers = Sequence[Offer | None]
@@ -24,11 +24,15 @@ Found = tuple[Node, int]
 
 
 class Insertion:
-    """Inserts into one store. `edge_cap`: the longest edge in tokens, a multiple of the page size."""
+    """Inserts into one tier of one store. `edge_cap`: the longest edge in tokens, a multiple of the page size.
 
-    def __init__(self, store: NodeStore, edge_cap: int) -> None:
+    In the host tier (pages fetched from storage) a copy in either tier counts as there: what is offered besides is a duplicate.
+    """
+
+    def __init__(self, store: NodeStore, edge_cap: int, tier: int) -> None:
         self._store = store
         self._edge_cap = edge_cap
+        self._tier = tier
         self._nothing: Mapping[str, Indices] = MappingProxyType(dict.fromkeys(store.components, NO_INDICES))
 
     def insert(
@@ -54,8 +58,8 @@ class Insertion:
     def insert_closed(
         self, view: npt.NDArray[np.int32], offer: Offer | None, found: Found | None, extra_key: tuple[bytes, ...]
     ) -> InsertResult:
-        """`insert` for the most frequent tree, with a prefix_closed component alone: everything follows from where its device
-        data ends. A property test holds the two equal."""
+        """`insert` into the device tier of the most frequent tree, with a prefix_closed component alone: everything follows from
+        where its device data ends. A test holds the two equal."""
         store = self._store
         known, node = 0, None
         if found is not None:
@@ -109,7 +113,7 @@ class Insertion:
                 at += 1
             node = path[at] if at < len(path) and end <= matched else None
             for geometry, offer, has, c in zip(self._store.geometries, offers, resident, range(len(offers)), strict=True):
-                there = node is not None and node.cells[c].device is not None
+                there = node is not None and self._has(node.cells[c])
                 if geometry.at_node_end:
                     has.append((there and node is not None and node.end == end) or (offer is not None and end in offer.states))
                 else:
@@ -130,12 +134,15 @@ class Insertion:
                     data = b"" if offer is None else self._offered(offer, c, end)
                     if not data:
                         continue
-                    if end.cells[c].device is None:
+                    if not self._has(end.cells[c]):
                         end.cells[c].clock = 0
-                        self._store.put(end, c, data)
+                        self._store.put(end, c, data, self._tier)
                     else:
                         duplicates[c] = duplicates.get(c, b"") + data
         return end
+
+    def _has(self, cell: Cell) -> bool:
+        return cell.device is not None or (self._tier == HOST and cell.host is not None)
 
     def _offered(self, offer: Offer, c: int, node: Node) -> bytes:
         if self._store.geometries[c].at_node_end:
@@ -153,7 +160,7 @@ class Insertion:
                 continue
             if offer.states:
                 cuts |= offer.states.keys()
-            elif cell.device is None and offer.start < end and offer.end > start:
+            elif not self._has(cell) and offer.start < end and offer.end > start:
                 cuts |= {offer.start, offer.end}
         pieces = [self._store.split(node, at) for at in sorted(cuts) if start < at <= end and at < node.end]
         if node.end <= limit:
@@ -174,7 +181,7 @@ class Insertion:
                 for c, offer in enumerate(offers):
                     data = b"" if offer is None else self._offered(offer, c, node)
                     if data:
-                        self._store.put(node, c, data)
+                        self._store.put(node, c, data, self._tier)
                 parent, start = node, end
         return parent
 

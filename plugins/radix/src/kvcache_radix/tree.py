@@ -19,7 +19,7 @@ from kvcache_core.errors import LockError
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.insertion import Found, Insertion
 from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
-from kvcache_radix.offer import read_offers
+from kvcache_radix.offer import Offer, read_offers
 from kvcache_radix.receipt import RELEASED, TreeLock
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST, TIERS, NodeStore
@@ -45,7 +45,8 @@ class RadixTree:
         self.edge_cap = max(1, EDGE_CAP_TOKENS // page_size) if edge_cap is None else edge_cap
         self.store = NodeStore(page_size, geometries, host=host)
         self.receipts: set[TreeLock] = set()
-        self._insertion = Insertion(self.store, self.edge_cap * page_size)
+        self._insertion = Insertion(self.store, self.edge_cap * page_size, DEVICE)
+        self._host_insertion = Insertion(self.store, self.edge_cap * page_size, HOST)
         self._only_closed = self.store.closed == 0 and len(geometries) == 1
         # such a node lives exactly as long as its device data, so whatever is known is usable
         self._simple = self._only_closed and not host
@@ -65,8 +66,21 @@ class RadixTree:
             check_not_negative(view, matched)
         if self._simple:
             return MatchResult(node, matched, matched, matched)
+        if self._only_closed:
+            return self._match_closed(node, matched)
         device_len = self._usable(found, host=False)
         return MatchResult(node, device_len, self._usable(found, host=True) if self.store.has_host else device_len, matched)
+
+    def _match_closed(self, node: Node, matched: int) -> MatchResult:
+        """Up to the first node with device data, above which all have it. What holds neither copy (a copy out is running) ends
+        the prefix that the host can serve."""
+        handle, host_len = node, matched
+        while node.cells[0].device is None:
+            assert node.parent is not None
+            if node.cells[0].host is None:
+                host_len = node.parent.end
+            node = node.parent
+        return MatchResult(handle, min(node.end, matched), host_len, matched)
 
     def _find(self, view: npt.NDArray[np.int32], extra_key: ExtraKey) -> Found | None:
         node: Node | None = self.store.roots.get(extra_key)
@@ -224,15 +238,28 @@ class RadixTree:
 
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         """Raises TypeError or ValueError for what cannot be a key and ValueError for malformed values; nothing was taken."""
+        view, offers, found = self._read(ids, values, extra_key)
+        if self._only_closed:
+            return self._insertion.insert_closed(view, offers[0], found, extra_key)
+        return self._insertion.insert(view, offers, found, extra_key)
+
+    def insert_host(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
+        """`insert` for indices of the host tier; `length` is what device and host together can serve then."""
+        assert self.store.has_host
+        view, offers, found = self._read(ids, values, extra_key)
+        return self._host_insertion.insert(view, offers, found, extra_key)
+
+    def _read(
+        self, ids: TokenIds, values: Values, extra_key: ExtraKey
+    ) -> tuple[npt.NDArray[np.int32], list[Offer | None], Found | None]:
         view = token_view(ids)
         if len(view) % self.page_size:
             raise ValueError(f"insert takes whole pages: {len(view)} tokens are no multiple of the page size {self.page_size}")
         offers = read_offers(values, self.store.components, self.store.geometries, self.page_size, len(view))
         found = self._find(view, extra_key)
+        # what was matched equals tokens that were checked when they were inserted
         check_not_negative(view, 0 if found is None else found[1])
-        if self._only_closed:
-            return self._insertion.insert_closed(view, offers[0], found, extra_key)
-        return self._insertion.insert(view, offers, found, extra_key)
+        return view, offers, found
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> Reclaimed:
         """Take at least `n` indices of `component` from the least recently used, as far as unlocked data goes, trimming the last
