@@ -2,10 +2,12 @@
 # with its tools into .venv. It needs Python 3.11 or newer, pip and nothing else; it downloads no interpreter.
 
 export UV_PYTHON_DOWNLOADS ?= never
+export UV_PROJECT_ENVIRONMENT := .venv
 
 PYTHON ?= python3
 UV := $(or $(shell command -v uv 2>/dev/null),.bootstrap/bin/uv)
-RUN := $(UV) run --quiet --no-sync
+# Not `uv run`: it hands Ctrl-C on a second time, and `kvcache run` would not get to say what it has done.
+BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -15,30 +17,30 @@ help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
 
 run: sync ## Serve the example conversations with a real model (examples/quickstart.yaml)
-	@$(RUN) kvcache run examples/quickstart.yaml $(ARGS)
+	@$(BIN)/kvcache run examples/quickstart.yaml $(ARGS)
 
 test: sync ## Run every test (ARGS="-k name" is handed to pytest)
-	@$(RUN) pytest -q $(ARGS)
+	@$(BIN)/pytest -q $(ARGS)
 
 lint: sync ## Check style, types and import rules
-	@$(RUN) ruff check --quiet --output-format concise .
-	@$(RUN) ruff format --check --quiet . || { echo "'make format' rewrites these files:"; $(RUN) ruff format --check .; exit 1; }
-	@$(RUN) pyright
-	@$(RUN) pyright --project pyright-tests.json
-	@$(RUN) lint-imports --no-logo
+	@$(BIN)/ruff check --quiet --output-format concise .
+	@$(BIN)/ruff format --check --quiet . || { echo "'make format' rewrites these files:"; $(BIN)/ruff format --check .; exit 1; }
+	@$(BIN)/pyright
+	@$(BIN)/pyright --project pyright-tests.json
+	@$(BIN)/lint-imports --no-logo
 
 format: sync ## Rewrite the sources in the project's format
-	@$(RUN) ruff check --quiet --fix .
-	@$(RUN) ruff format .
+	@$(BIN)/ruff check --quiet --fix .
+	@$(BIN)/ruff format .
 
 bench: sync ## Run the benchmarks (benchmarks/README.md)
 	@set -e; for script in benchmarks/bench_*.py; do \
 	  test -e "$$script" || { echo "there is no benchmark yet: see benchmarks/README.md"; exit 0; }; \
-	  echo "== $$script"; $(RUN) python "$$script" $(ARGS); \
+	  echo "== $$script"; $(BIN)/python "$$script" $(ARGS); \
 	done
 
 soak: sync ## Run the full products and the long random runs
-	@$(RUN) pytest -q -m "" --hypothesis-profile=soak $(ARGS)
+	@$(BIN)/pytest -q -m "" --hypothesis-profile=soak $(ARGS)
 
 clean: ## Remove environments, caches and results
 	rm -rf .venv .bootstrap .cache out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache
