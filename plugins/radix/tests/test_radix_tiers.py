@@ -102,6 +102,24 @@ def test_host_only_nodes_go_leaf_first(make_tree, tokens):
     assert not tree.store.roots
 
 
+def test_what_is_only_on_its_way_never_matches(make_tree, tokens):
+    """T15: no claim before the commit. The node stays, because its copy out may still arrive."""
+    tree = make_tree()
+    tree.insert(tokens(range(8)), full(np.arange(1, 3, dtype=np.int32), 4))
+    tree.insert(tokens(range(16)), full(np.arange(3, 5, dtype=np.int32), 4, start=8))
+    leaf = path_of(tree, tokens(range(16)))[-1]
+    leaf.cells[0].operation = object()
+    assert tree.evict("full", 2).count(DEVICE, 0) == 2
+    check_tree(tree)
+    assert tree.match(tokens(range(16)))[1:] == (8, 8, 16)
+    assert tree.lock(tree.match(tokens(range(16))), 16, host=True) is None
+    leaf.cells[0].operation = None
+    tree.store.put(leaf, 0, np.array([50, 51], np.int32).tobytes(), HOST)
+    tree.store.offer(leaf, 0)
+    check_tree(tree)
+    assert tree.match(tokens(range(16)))[1:] == (8, 16, 16)
+
+
 def test_an_insert_gives_host_only_nodes_device_data(make_tree, tokens):
     """Adoption: no device copy, and the parent has one."""
     tree, numbers = make_tree(), iter(range(100, 1000))

@@ -20,10 +20,10 @@ from kvcache_radix.geometry import Geometry
 from kvcache_radix.insertion import Found, Insertion
 from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
 from kvcache_radix.offer import Offer, read_offers
+from kvcache_radix.reach import reach, reach_closed
 from kvcache_radix.receipt import RELEASED, TreeLock
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST, TIERS, NodeStore
-from kvcache_radix.usable import longest_usable
 
 EDGE_CAP_TOKENS = 32_768
 """Longest edge unless told otherwise: long enough that a 128k-token match visits 4 nodes, short enough that a split is cheap and
@@ -67,20 +67,12 @@ class RadixTree:
         if self._simple:
             return MatchResult(node, matched, matched, matched)
         if self._only_closed:
-            return self._match_closed(node, matched)
-        device_len = self._usable(found, host=False)
-        return MatchResult(node, device_len, self._usable(found, host=True) if self.store.has_host else device_len, matched)
-
-    def _match_closed(self, node: Node, matched: int) -> MatchResult:
-        """Up to the first node with device data, above which all have it. What holds neither copy (a copy out is running) ends
-        the prefix that the host can serve."""
-        handle, host_len = node, matched
-        while node.cells[0].device is None:
-            assert node.parent is not None
-            if node.cells[0].host is None:
-                host_len = node.parent.end
-            node = node.parent
-        return MatchResult(handle, min(node.end, matched), host_len, matched)
+            device_len, host_len = reach_closed(node, matched)
+        else:
+            device_len = host_len = reach(self.store.geometries, node, matched, host=False)
+            if self.store.has_host:
+                host_len = reach(self.store.geometries, node, matched, host=True)
+        return MatchResult(node, device_len, host_len, matched)
 
     def _find(self, view: npt.NDArray[np.int32], extra_key: ExtraKey) -> Found | None:
         node: Node | None = self.store.roots.get(extra_key)
@@ -102,26 +94,6 @@ class RadixTree:
                 break
             at = end
         return (node, at) if at else None
-
-    def _usable(self, found: Found, *, host: bool) -> int:
-        ends: list[int] = []
-        path: list[Node] = []
-        node, end = found
-        above = node.parent
-        while above is not None:
-            ends.append(end)
-            path.append(node)
-            node, end, above = above, above.end, above.parent
-        ends.reverse()
-        path.reverse()
-        resident = [
-            [
-                (n.cells[c].device is not None or (host and n.cells[c].host is not None)) and not (g.at_node_end and n.end > e)
-                for n, e in zip(path, ends, strict=True)
-            ]
-            for c, g in enumerate(self.store.geometries)
-        ]
-        return longest_usable(self.store.geometries, ends, resident)
 
     # locks
 
