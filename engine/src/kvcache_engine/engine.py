@@ -12,7 +12,7 @@ from kvcache_core.deps import CacheDeps
 from kvcache_core.registry.registry import Registry
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_engine.config import EngineConfig
-from kvcache_engine.executor import ModelExecutor
+from kvcache_engine.executor import ModelExecutor, TokenSampler
 from kvcache_engine.kv_manager import KVManager
 from kvcache_engine.mesh import make_mesh
 from kvcache_engine.model.loaded import LoadedModel, Progress, load_model
@@ -20,6 +20,7 @@ from kvcache_engine.pools.page_allocator import PageAllocator
 from kvcache_engine.pools.paged_kv_pool import PagedKVPool
 from kvcache_engine.pools.pool_set import EnginePools
 from kvcache_engine.runner import ModelRunner
+from kvcache_engine.sampling import Sampler
 from kvcache_engine.scheduler import Limits, Scheduler
 
 
@@ -28,6 +29,8 @@ class Engine:
     """A working engine. It belongs to the thread that built it; `cache.close()` ends it."""
 
     model: LoadedModel
+    pools: Mapping[str, PagedKVPool]
+    pool_set: EnginePools
     cache: BasePrefixCache
     allocators: Mapping[str, Allocator]
     runner: ModelRunner
@@ -51,8 +54,14 @@ def load_engine_model(engine: EngineConfig, folder: Path, progress: Progress | N
     return load_model(source, progress, make_mesh(engine.tensor))
 
 
-def build_engine(config: CacheConfig, engine: EngineConfig, model: LoadedModel, registry: Registry | None = None) -> Engine:
-    """Build pools for `model` and the cache that `config` chooses for them.
+def build_engine(
+    config: CacheConfig,
+    engine: EngineConfig,
+    model: LoadedModel,
+    registry: Registry | None = None,
+    sampler: TokenSampler | None = None,
+) -> Engine:
+    """Build pools for `model` and the cache that `config` chooses for them. `sampler`: default is `sampling.Sampler`.
 
     Raises:
         ConfigError, PluginError: from the builder.
@@ -88,7 +97,7 @@ def build_engine(config: CacheConfig, engine: EngineConfig, model: LoadedModel, 
         context=context, vocab_size=model.config.vocab_size, chunk_tokens=engine.chunk_tokens, max_running=engine.max_running
     )
     runner = ModelRunner(model, pools, page_size, model.mesh, max_chunk=engine.chunk_tokens)
-    executor = ModelExecutor(runner, pool_set)
+    executor = ModelExecutor(runner, pool_set, Sampler() if sampler is None else sampler)
     scheduler = Scheduler(
         cache,
         KVManager(cache, allocators, page_size, engine.chunk_tokens),
@@ -97,4 +106,4 @@ def build_engine(config: CacheConfig, engine: EngineConfig, model: LoadedModel, 
         model.tokenizer.end_ids,
         model.tokenizer.decode,
     )
-    return Engine(model, cache, allocators, runner, scheduler, executor)
+    return Engine(model, pools, pool_set, cache, allocators, runner, scheduler, executor)

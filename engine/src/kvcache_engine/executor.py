@@ -4,25 +4,42 @@ The only place that takes the pools for a forward. It does not know requests, an
 """
 
 from collections.abc import Sequence
-from typing import final
+from typing import Protocol, final
 
+import jax
 import numpy as np
+import numpy.typing as npt
 
 from kvcache_core.contracts.pools import PoolSet
 from kvcache_core.contracts.results import Indices
 from kvcache_engine.runner import Batch, ModelRunner
-from kvcache_engine.sampling import Sampler
 from kvcache_engine.scheduler import Row
+
+
+class TokenSampler(Protocol):
+    """Chooses the next token of each row: `sampling.Sampler`, or one that also writes down what it is shown."""
+
+    @property
+    def compile_count(self) -> int: ...
+
+    def sample(
+        self,
+        logits: jax.Array,
+        temperature: npt.NDArray[np.float32],
+        top_p: npt.NDArray[np.float32],
+        seed: npt.NDArray[np.uint64],
+        position: npt.NDArray[np.int32],
+    ) -> npt.NDArray[np.int32]: ...
 
 
 @final
 class ModelExecutor:
     """An `Executor` over a model runner and the pools it writes. Belongs to the thread that owns the engine."""
 
-    def __init__(self, runner: ModelRunner, pool_set: PoolSet) -> None:
+    def __init__(self, runner: ModelRunner, pool_set: PoolSet, sampler: TokenSampler) -> None:
         self._runner = runner
         self._pool_set = pool_set
-        self._sampler = Sampler()
+        self._sampler = sampler
 
     def execute(self, rows: Sequence[Row]) -> list[int | None]:
         """One token per row that has `sampling`, else None; waits only where a token is drawn."""
