@@ -45,6 +45,7 @@ class NodeStore:
             tuple(VictimHeap(c, 1 << tier, _CANDIDATE[tier][g.prefix_closed]) for c, g in enumerate(self.geometries))
             for tier in ((DEVICE, HOST) if host else (DEVICE,))
         )
+        self._everywhere = (1 << len(self.heaps)) - 1
         self._number = 0
 
     # nodes
@@ -186,7 +187,7 @@ class NodeStore:
     def pin(self, cell: Cell, c: int) -> None:
         """The first lock on a cell."""
         cell.locks = 1
-        if cell.device is not None:  # `_move` written out: the hot path of every lock
+        if cell.device is not None:  # `_move` written out: every lock comes here
             units = len(cell.device) // INDEX_BYTES
             self.evictable[DEVICE][c] -= units
             self.protected[DEVICE][c] += units
@@ -202,7 +203,8 @@ class NodeStore:
             self.evictable[DEVICE][c] += units
         elif cell.host is not None:
             self._move(self.protected, self.evictable, HOST, c, cell.host)
-        self.offer(node, c)
+        if cell.queued != self._everywhere:
+            self.offer(node, c)
 
     def offer(self, node: Node, c: int) -> None:
         """Queue the node for eviction wherever it is a candidate."""

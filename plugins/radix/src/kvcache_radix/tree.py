@@ -18,7 +18,7 @@ from kvcache_core.contracts.tokens import ExtraKey, TokenIds, check_extra_key, c
 from kvcache_core.errors import LockError
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.insertion import Found, Insertion
-from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
+from kvcache_radix.node import INDEX_BYTES, Node, Root
 from kvcache_radix.offer import Offer, read_offers
 from kvcache_radix.reach import reach, reach_closed
 from kvcache_radix.receipt import RELEASED, TreeLock
@@ -87,12 +87,13 @@ class RadixTree:
             child = node.children.get(tokens[at : at + page].tobytes())
             if child is None:
                 break
-            node, end = child, child.end
-            if end > limit or not child.key.startswith(tokens[at:end]):
-                same = _common_length(child.key, view[at:limit])
-                at += same - same % page
+            node, stop = child, child.end
+            if stop > limit:
+                stop = limit
+            if not child.key.startswith(tokens[at:stop]):
+                at += _common_length(child.key, view[at:stop], page)
                 break
-            at = end
+            at = stop
         return (node, at) if at else None
 
     # locks
@@ -276,9 +277,7 @@ class RadixTree:
         return reclaimed
 
 
-def _common_length(edge: bytes, tokens: npt.NDArray[np.int32]) -> int:
-    """How many tokens of an edge and a prompt are equal from the beginning."""
-    count = min(len(edge) // TOKEN_BYTES, len(tokens))
-    differ = np.frombuffer(edge, dtype=np.int32, count=count) != tokens[:count]
-    first = int(differ.argmax())
-    return first if differ[first] else count
+def _common_length(edge: bytes, tokens: npt.NDArray[np.int32], page: int) -> int:
+    """How many tokens an edge and a prompt, no longer than it, have in common; whole pages, and at least one token differs."""
+    same = int((np.frombuffer(edge, dtype=np.int32, count=len(tokens)) != tokens).argmax())
+    return same - same % page
