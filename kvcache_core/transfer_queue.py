@@ -1,6 +1,6 @@
 """The queue between a cache's controller and the host's pool buffers.
 
-A controller only enqueues; everything queued is dispatched in one batch per direction when the host takes its pools, on the thread
+A controller only enqueues; what is queued is dispatched in one batch per direction when the host takes its pools, on the thread
 that owns the engine (another thread would race the donation of the buffers). Sources are captured at dispatch: afterwards a
 gathered page may be rewritten. It does not know what a page is, when a copy is complete, or who asked for it.
 """

@@ -1,7 +1,8 @@
-"""The golden numbers again where the prompt comes from the cache: reused pages give what an independent implementation computed."""
+"""The golden numbers again where the prompt comes from the cache: reused pages give what independent code computed."""
 
 import numpy as np
 import pytest
+
 from kvcache_conformance.logit_recorder import LogitRecorder
 from kvcache_core.config.model import CacheConfig
 from kvcache_engine.config import EngineConfig
