@@ -95,7 +95,8 @@ class Machine(RuleBasedStateMachine):
         ids = self.prompt(drawn)
         pair = [self.host.admit(ids, key) for _ in range(2)]
         for request in pair:
-            self.host.compute(request, len(ids), snapshot=request is pair[1])
+            # the first without a snapshot, where pages alone can show what is refused then
+            self.host.compute(request, len(ids), snapshot=request is pair[1] or not self.host.paged)
         for request in pair:
             if request in self.host.running:
                 self.host.finish(request)
