@@ -4,8 +4,18 @@ A node's tokens and indices are `bytes` of int32: one object each, compared by m
 no caller's array is kept alive or seen to change.
 """
 
+from typing import Protocol
+
 TOKEN_BYTES = 4
 INDEX_BYTES = 4
+
+
+class Operation(Protocol):
+    """A transfer that refers to cells. It belongs to a cache with tiers; the tree only tells it about splits."""
+
+    def on_split(self, head: "Node") -> None:
+        """A node whose cell refers to this operation was cut; `head` is the new upper part and refers to it too."""
+        ...
 
 
 class Cell:
@@ -26,7 +36,7 @@ class Cell:
         self.device_kids = 0
         self.host_kids = 0
         self.queued = 0
-        self.operation: object | None = None
+        self.operation: Operation | None = None
 
     @property
     def empty(self) -> bool:

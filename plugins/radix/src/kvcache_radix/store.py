@@ -87,6 +87,8 @@ class NodeStore:
                 above = parent.cells[c]
                 above.device_kids -= cell.device_kids
                 above.host_kids -= cell.host_kids
+            if cell.operation is not None:
+                cell.operation.on_split(head)
             self.offer(head, c)
         return head
 
@@ -232,6 +234,7 @@ def _split_cell(geometry: Geometry, tail: Cell, cut: int) -> Cell:
         head = Cell(0, tail.clock)  # LK3: the state and the receipts for it stay at the end
     else:
         head = Cell(tail.locks, tail.clock)
+        head.operation = tail.operation
         if tail.device is not None:
             head.device, tail.device = tail.device[:cut], tail.device[cut:]
         if tail.host is not None:
