@@ -11,7 +11,7 @@ BIN := .venv/bin
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
-.PHONY: help run test lint format bench soak clean sync
+.PHONY: help run test lint format bench soak docs clean sync
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z]+:.*## / { printf "  make %-7s %s\n", $$1, $$2 }' Makefile
@@ -41,6 +41,9 @@ bench: sync ## Run the benchmarks (benchmarks/README.md)
 
 soak: sync ## Run the full products and the long random runs
 	@$(BIN)/pytest -q -m "" --hypothesis-profile=soak $(ARGS)
+
+docs: sync ## Write the reference pages in docs/reference from the code
+	@$(RUN) python docs/generate.py $(ARGS)
 
 clean: ## Remove environments, caches and results
 	rm -rf .venv .bootstrap .cache out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -11,6 +11,8 @@ class KVCacheError(Exception):
 
     `path` names the configuration field that decided, such as `("hicache", "storage")`, where there is one: whoever knows the
     file can then point at it.
+
+    What to do: read the text; it names the field, the plugin or the file.
     """
 
     def __init__(self, message: str = "", *, path: tuple[str | int, ...] = ()) -> None:
@@ -19,11 +21,17 @@ class KVCacheError(Exception):
 
 
 class ConfigError(KVCacheError):
-    """A configuration that cannot work: unknown, contradictory or unserved by what is installed. Raised before any building."""
+    """A configuration that cannot work: unknown, contradictory or unserved by what is installed. Raised before any building.
+
+    What to do: change the field it names, or install what it names; `kvcache config explain` shows how the decision went.
+    """
 
 
 class InvalidConfigError(ConfigError):
-    """A configuration with problems, all of them at once. The text shows each with its place; `problems` is for programs."""
+    """A configuration with problems, all of them at once. The text shows each with its place; `problems` is for programs.
+
+    What to do: go through the places; `kvcache config validate FILE` shows what is left.
+    """
 
     def __init__(self, problems: tuple["Problem", ...]) -> None:
         super().__init__("\n".join(problem.render() for problem in problems))
@@ -31,24 +39,42 @@ class InvalidConfigError(ConfigError):
 
 
 class PluginError(KVCacheError):
-    """A plugin that was asked for and is missing or broken. The text names its distribution, version, stage and exception."""
+    """A plugin that was asked for and is missing or broken. The text names its distribution, version, stage and exception.
+
+    What to do: repair, upgrade or uninstall the distribution it names; `kvcache plugins doctor` checks all of them.
+    """
 
 
 class MissingPluginError(PluginError):
-    """Nothing installed provides the name. The text has the pip command when the name is one of ours."""
+    """Nothing installed provides the name. The text has the pip command when the name is one of ours.
+
+    What to do: run that command, or choose one of the installed names in the text.
+    """
 
 
 class DuplicateNameError(PluginError):
-    """Two providers offer the same name. Both are named; neither is used."""
+    """Two providers offer the same name. Both are named; neither is used.
+
+    What to do: uninstall one of them, or register the host's type under another name.
+    """
 
 
 class LockError(KVCacheError):
-    """A lock was released twice, released before it was taken, or belongs to another cache."""
+    """A lock was released twice, released before it was taken, or belongs to another cache. Nothing was released.
+
+    What to do: this is a bug in the host; every lock ends by exactly one `unlock_ref` or `cancel`.
+    """
 
 
 class DoubleFreeError(KVCacheError):
-    """An index was freed that is already free, or that the allocator never gave out. Nothing was freed."""
+    """An index was freed that is already free, or that the allocator never gave out. Nothing was freed.
+
+    What to do: this is a bug in the host or the cache; `check_integrity(request_owned)` finds who owns an index twice.
+    """
 
 
 class IntegrityError(KVCacheError):
-    """`check_integrity` found a broken invariant: a bug in this project or in a plugin, never in the user's input."""
+    """`check_integrity` found a broken invariant: a bug in this project or in a plugin, never in the user's input.
+
+    What to do: report it with the text, which names the invariant; `reset()` or a restart gives a clean cache.
+    """

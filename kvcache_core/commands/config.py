@@ -59,9 +59,8 @@ def add_to(commands: Any, registry: Registry, run: str, add_strict: AddStrict) -
         )
         if file is not None:
             required = file == "required"
-            parser.add_argument(
-                "file", metavar="FILE", nargs=None if required else "?", help="a YAML file; without it, flags alone"
-            )
+            text = "a YAML file" if required else "a YAML file; without it, flags alone"
+            parser.add_argument("file", metavar="FILE", nargs=None if required else "?", help=text)
             add_cache_flags(parser, registry)
         if as_json:
             parser.add_argument("--json", action="store_true", help="print JSON, for programs")

@@ -31,6 +31,7 @@ class HookSpecs:
             from kvcache_core.registry.descriptors import CacheTypeDescriptor
             from kvcache_core.registry.hookspecs import hookimpl
 
+
             @hookimpl
             def kvcache_cache_types():
                 return [CacheTypeDescriptor(name="my_cache", summary="one line", factory="my_package.cache:make")]
@@ -57,6 +58,7 @@ class HookSpecs:
 
             class Options(PluginOptions):
                 path: str
+
 
             @hookimpl
             def kvcache_storage_backends():

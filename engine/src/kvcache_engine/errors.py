@@ -13,8 +13,8 @@ class EngineError(KVCacheError):
 class ModelNotFoundError(EngineError):
     """A model name or path leads to no file: nothing was read.
 
-    What to do: correct `engine.model`; a path is relative to the configuration file's folder, and the text has the pip command for
-    the model that comes as a package.
+    What to do: correct `engine.model`; a path is relative to the configuration file's folder, and the text has the pip command
+    for the model that comes as a package.
     """
 
 

@@ -1,0 +1,34 @@
+"""docs/reference/counters.md: what a cache counts, and what `kvcache run` reports."""
+
+from collections.abc import Sequence
+
+from reference_pages.markdown import code, page, table
+from reference_pages.source import ClassText, classes_of, described
+
+INTRODUCTION = """What `kvcache run --json OUT` writes: `requests`, one RequestResult each, and `summary`, a RunSummary. A host of
+its own reads `cache.counters`, a CacheCounters object; nobody resets it."""
+
+
+def counters_page() -> str:
+    """The page for the counters of this core and of the reference engine."""
+    results = classes_of("kvcache_engine.results")
+    stats = classes_of("kvcache_engine.scheduler")["SchedulerStats"]
+    return render(
+        [
+            classes_of("kvcache_core.contracts.counters")["CacheCounters"],
+            results["RequestResult"],
+            results["Totals"],
+            results["RunSummary"],
+            stats,
+        ]
+    )
+
+
+def render(classes: Sequence[ClassText]) -> str:
+    """The page for any classes of counters; raises UndocumentedError."""
+    return page("Counters and results", INTRODUCTION, *(_section(of) for of in classes))
+
+
+def _section(of: ClassText) -> str:
+    rows = [(code(field.name), code(field.type), described(field.text, f"{of.name}.{field.name}")) for field in of.fields]
+    return f"## {of.name}\n\n{described(of.text, of.name)}\n\n{table(('name', 'type', 'meaning'), rows)}"
