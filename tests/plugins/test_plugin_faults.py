@@ -1,0 +1,208 @@
+"""Broken plugins as installed distributions, seen through `kvcache`: fatal where they are asked for, harmless where not."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from kvcache_conformance.clean_environment import CleanEnvironment
+
+BROKEN = {
+    "acme-missing 1.0 (plugin 'missing')": ("import", "ModuleNotFoundError: No module named 'acme_missing'"),
+    "acme-imports 1.0 (plugin 'imports')": ("import", "ModuleNotFoundError: No module named 'zstd_that_nobody_has'"),
+    "acme-halfway 1.0 (plugin 'halfway')": ("hooks", "RuntimeError: no second half"),
+    "acme-misspelt 1.0 (plugin 'misspelt')": (
+        "hooks",
+        "unknown hook kvcache_storage_backend (did you mean kvcache_storage_backends?)",
+    ),
+    "acme-wrong-type 1.0 (plugin 'wrong_type')": ("descriptors", "a hook for storage backends gave CacheTypeDescriptor("),
+    "acme-future 1.0 (plugin 'future')": ("api version", "was built for plugin API v2, this kvcache-core has v1"),
+    "acme-twin-one 1.1 (plugin 'twin_one')": ("duplicate name", "storage backend 'twin' is offered by acme-twin-one 1.1"),
+    "acme-twin-two 2.2 (plugin 'twin_two')": ("duplicate name", "storage backend 'twin' is offered by acme-twin-one 1.1"),
+}
+"""By distribution, version and plugin: the stage and the beginning of the error."""
+
+# -- asked for, and not installed ----------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("words", "file", "said"),
+    [
+        (
+            ["--cache-type", "radix_cache"],
+            "",
+            "cache type 'radix_cache' is not installed; install it with: pip install kvcache-radix",
+        ),
+        ([], "disaggregation_mode: decode", "install it with: pip install kvcache-chunk"),
+        (
+            [],
+            "hicache: {storage: redis}",
+            "storage backend 'redis' is not installed; install it with: pip install kvcache-storage-redis",
+        ),
+        (
+            [],
+            "engine: {model: x}",
+            "configuration section 'engine' is not installed; install it with: pip install kvcache-engine",
+        ),
+        ([], "hicache: {storage: vault}", "no installed plugin provides storage backend 'vault'; installed: none"),
+        ([], "model_class: swa", "pip install kvcache-unified-hicache kvcache-component-full kvcache-component-swa"),
+    ],
+)
+def test_missing_names_the_pip_command_of_ours_only(core_alone: CleanEnvironment, folder: Path, words, file: str, said: str):
+    (folder / "cache.yaml").write_text(file + "\n")
+    done = core_alone.kvcache("config", "validate", "cache.yaml", *words, cwd=folder)
+    assert done.returncode == 2
+    assert said in done.stdout
+    assert ("pip install" in done.stdout) == ("vault" not in file)
+    assert "Traceback" not in done.stdout
+
+
+def test_missing_command_names_the_pip_command(core_alone: CleanEnvironment, folder: Path):
+    done = core_alone.kvcache("run", "cache.yaml", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == "kvcache: error: command 'run' is not installed; install it with: pip install kvcache-engine\n"
+
+
+# -- asked for, and broken -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("kind", "whose"),
+    [
+        ("missing", "acme-missing 1.0 (plugin 'missing')"),
+        ("imports", "acme-imports 1.0 (plugin 'imports')"),
+        # What a hook gave before it raised is known to be its plugin's, and so is the entry point's own name.
+        ("first_half", "acme-halfway 1.0 (plugin 'halfway')"),
+        ("halfway", "acme-halfway 1.0 (plugin 'halfway')"),
+        ("misspelt", "acme-misspelt 1.0 (plugin 'misspelt')"),
+        ("wrong_type", "acme-wrong-type 1.0 (plugin 'wrong_type')"),
+        ("future", "acme-future 1.0 (plugin 'future')"),
+    ],
+)
+def test_broken_names_distribution_version_stage_and_exception(sick: CleanEnvironment, folder: Path, kind: str, whose: str):
+    (folder / "cache.yaml").write_text(f"hicache:\n  storage: {kind}\n")
+    done = sick.kvcache("config", "validate", "cache.yaml", cwd=folder)
+    stage, error = BROKEN[whose]
+    assert done.returncode == 2
+    said = f"cache.yaml:2:12: hicache.storage: storage backend '{kind}': {whose} is broken at stage '{stage}': {error}"
+    assert done.stdout.startswith(said)
+    assert done.stdout.splitlines()[1:] == [f"    2 |   storage: {kind}", f"      |            {'^' * len(kind)}"]
+
+
+def test_duplicate_names_both_distributions_and_uses_neither(sick: CleanEnvironment, folder: Path):
+    done = sick.kvcache("config", "validate", "cache.yaml", "--hicache-storage", "twin", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == (
+        "--hicache-storage: hicache.storage: storage backend 'twin' is offered by acme-twin-one 1.1 (plugin 'twin_one') and "
+        "acme-twin-two 2.2 (plugin 'twin_two'); neither is used, uninstall one of them\n"
+    )
+
+
+def test_broken_cache_type_and_command(sick: CleanEnvironment, folder: Path):
+    trouble = "acme-imports 1.0 (plugin 'imports') is broken at stage 'import': ModuleNotFoundError"
+    done = sick.kvcache("config", "explain", "--cache-type", "imports", cwd=folder)
+    assert (done.returncode, f"--cache-type: cache_type: cache type 'imports': {trouble}" in done.stdout) == (2, True)
+    done = sick.kvcache("imports", cwd=folder)
+    assert (done.returncode, f"kvcache: error: command 'imports': {trouble}" in done.stdout) == (2, True)
+
+
+def test_a_default_that_is_broken_is_not_passed_over(broken_radix: CleanEnvironment, folder: Path):
+    (folder / "cache.yaml").write_text("page_size: 8\n")
+    done = broken_radix.kvcache("config", "validate", "cache.yaml", cwd=folder)
+    assert done.returncode == 2
+    assert "radix_cache, a default for full_attention, is not passed over, because it is broken" in done.stdout
+    assert (
+        "kvcache-radix 0.0.9 (plugin 'radix') is broken at stage 'import': ModuleNotFoundError: No module named 'gone'"
+        in done.stdout
+    )
+    # On another way it is nobody's business.
+    done = broken_radix.kvcache("config", "validate", "cache.yaml", "--cache-type", "chunk_cache", cwd=folder)
+    assert (done.returncode, done.stdout.startswith("cache.yaml: valid; chunk_cache")) == (0, True)
+
+
+BUILD = """
+from kvcache_core import CacheConfig, CacheDeps, build_kv_cache
+from kvcache_core.config.resolve import usual_model
+from kvcache_core.errors import PluginError
+
+nothing = {"full": None}
+deps = CacheDeps(model=usual_model(None), page_size=16, allocators=nothing, pools=nothing, pool_set=None, queue=None)
+try:
+    build_kv_cache(CacheConfig(cache_type="hollow_cache"), deps)
+except PluginError as error:
+    print(error)
+"""
+
+
+def test_missing_factory_is_named_when_it_is_used(sick: CleanEnvironment, folder: Path):
+    done = sick.kvcache("hollow", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout == (
+        "kvcache: error: acme-hollow 1.0 (plugin 'hollow') is broken at stage 'factory': "
+        "importing acme_gone:run raised ModuleNotFoundError: No module named 'acme_gone'\n"
+    )
+    done = sick.python("-c", BUILD, cwd=folder)
+    assert done.stdout == (
+        "acme-hollow 1.0 (plugin 'hollow') is broken at stage 'factory': importing acme_hollow:make raised "
+        "AttributeError: module 'acme_hollow' has no attribute 'make'\n"
+    )
+
+
+# -- not asked for, and broken -------------------------------------------------------------------------------------------------
+
+
+def test_list_shows_every_broken_plugin_and_exits_0(sick: CleanEnvironment, folder: Path):
+    done = sick.kvcache("plugins", "list", "--json", cwd=folder)
+    assert done.returncode == 0
+    plugins = json.loads(done.stdout)["plugins"]
+    assert [p["distribution"] for p in plugins if p["ok"]] == ["acme-good", "acme-hollow", "kvcache-chunk", "kvcache-radix"]
+    found = {
+        f"{p['distribution']} {p['version']} (plugin '{p['plugin']}')": (p["stage"], p["error"]) for p in plugins if not p["ok"]
+    }
+    assert found.keys() == BROKEN.keys()
+    for whose, (stage, error) in BROKEN.items():
+        assert found[whose][0] == stage
+        assert found[whose][1].startswith(error)
+    text = sick.kvcache("plugins", "list", cwd=folder)
+    assert text.returncode == 0
+    for stage, error in BROKEN.values():
+        assert f"    BROKEN at stage '{stage}': {error}" in text.stdout
+
+
+def test_everything_else_works(sick: CleanEnvironment, folder: Path):
+    done = sick.kvcache("config", "validate", "cache.yaml", cwd=folder)
+    assert (done.returncode, done.stdout.startswith("cache.yaml: valid; chunk_cache")) == (0, True)
+    done = sick.kvcache("config", "explain", cwd=folder)
+    assert (done.returncode, "cache type: radix_cache, from kvcache-radix" in done.stdout) == (0, True)
+    done = sick.kvcache("config", "show", "--json", "--hicache-storage", "good", "--set", "hicache.storage.path=/y", cwd=folder)
+    assert done.returncode == 0
+    assert {"path": "hicache.storage.path", "value": "/y", "origin": "--set hicache.storage.path"} in json.loads(done.stdout)
+    done = sick.kvcache("--help", cwd=folder)
+    assert (done.returncode, "hollow" in done.stdout) == (0, True)
+
+
+def test_doctor_exits_1_with_the_details(sick: CleanEnvironment, folder: Path):
+    done = sick.kvcache("plugins", "doctor", cwd=folder)
+    assert done.returncode == 1
+    for whose, (stage, error) in BROKEN.items():
+        assert f"{whose} is broken at stage '{stage}': {error}" in done.stdout
+    assert "ok     kvcache-radix: cache type radix_cache: " in done.stdout
+    assert "ok     acme-good: storage backend good: acme_good:Options" in done.stdout
+    assert "BROKEN acme-hollow: cache type hollow_cache: acme_hollow:make" in done.stdout
+    assert "BROKEN acme-hollow: command hollow: acme_gone:run" in done.stdout
+    assert done.stdout.splitlines()[-1].endswith(" checks, 10 broken")
+    said = json.loads(sick.kvcache("plugins", "doctor", "--json", cwd=folder).stdout)
+    assert (said["ok"], sum(check["error"] is not None for check in said["checks"])) == (False, 10)
+
+
+def test_doctor_of_a_sound_environment_exits_0(core_alone: CleanEnvironment, folder: Path):
+    done = core_alone.kvcache("plugins", "doctor", cwd=folder)
+    assert (done.returncode, done.stdout) == (0, "0 checks, 0 broken\n")
+
+
+def test_strict_plugins_makes_every_broken_one_fatal(sick: CleanEnvironment, core_alone: CleanEnvironment, folder: Path):
+    done = sick.kvcache("config", "validate", "cache.yaml", "--strict-plugins", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout.startswith("kvcache: error: broken plugins, and --strict-plugins was given:\n")
+    assert sorted(line.partition(" is broken")[0].strip() for line in done.stdout.splitlines()[1:]) == sorted(BROKEN)
+    assert core_alone.kvcache("--strict-plugins", "plugins", "list", cwd=folder).returncode == 0
