@@ -8,7 +8,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
-from kvcache_core.contracts.results import Indices, SizeInfo
+from kvcache_core.contracts.results import NO_INDICES, Indices, SizeInfo
 from kvcache_core.errors import IntegrityError
 from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
 from kvcache_radix.receipt import RELEASED
@@ -22,7 +22,7 @@ def check_tree(tree: RadixTree) -> None:
     for root in store.roots.values():
         _require(bool(root.children), "I3", f"the root of {root.extra_key!r} is empty")
         _require(root.owner is store.owner and root.parent is None, "I3", "a root belongs to another tree")
-    nodes = list(_nodes(store))
+    nodes = list(nodes_of(store))
     for node in nodes:
         _check_place(tree, node)
         _check_residency(store, node)
@@ -31,11 +31,16 @@ def check_tree(tree: RadixTree) -> None:
     _check_heaps(store, nodes)
 
 
-def check_ownership(tree: RadixTree, tier: int, c: int, size: SizeInfo, request_owned: Indices | None) -> None:
-    """I1: the numbers of `size` sum up, and no index of this component and tier has two owners. Raises IntegrityError."""
+def check_ownership(
+    tree: RadixTree, tier: int, c: int, size: SizeInfo, request_owned: Indices | None, in_flight: Indices = NO_INDICES
+) -> None:
+    """I1: the numbers of `size` sum up, and no index of this component and tier has two owners. `in_flight`: the destinations of
+    transfers that run. Raises IntegrityError."""
     _require(sum(size[:5]) == size.total and min(size) >= 0, "I1", f"sizes do not sum up: {size}")
-    chunks = [node.cells[c].device if tier == DEVICE else node.cells[c].host for node in _nodes(tree.store)]
+    chunks = [node.cells[c].device if tier == DEVICE else node.cells[c].host for node in nodes_of(tree.store)]
     owned = np.frombuffer(b"".join([chunk for chunk in chunks if chunk is not None]), dtype=np.int32)
+    _require(len(in_flight) == size.in_flight, "I1", f"transfers own {len(in_flight)} indices, not {size.in_flight}")
+    owned = np.concatenate([owned, in_flight])
     if request_owned is not None:
         named = len(request_owned)
         _require(named == size.request_owned, "I1", f"requests own {named} indices, not {size.request_owned}")
@@ -45,7 +50,8 @@ def check_ownership(tree: RadixTree, tier: int, c: int, size: SizeInfo, request_
     _require(not len(values) or (values[0] >= 1 and values[-1] <= size.total), "I1", "an index is outside the pool")
 
 
-def _nodes(store: NodeStore) -> Iterator[Node]:
+def nodes_of(store: NodeStore) -> Iterator[Node]:
+    """Every node of every root, in no order."""
     todo: list[Node] = [child for root in store.roots.values() for child in (root.children or {}).values()]
     while todo:
         node = todo.pop()
