@@ -54,11 +54,15 @@ class CacheKit(ABC):
         """How much of `length` inserted tokens is expected to be found again."""
         return floor_page(length, page_size) if self.reuses_prefixes else 0
 
-    def compute(self, world: CheckedCache, ids: Tokens, extra_key: ExtraKey = (), start: int = 0) -> Values:
-        """What a request offers that computed the tokens from `start` on: pages of every component, and a state after each."""
+    def compute(
+        self, world: CheckedCache, ids: Tokens, extra_key: ExtraKey = (), start: int = 0, states: Sequence[int] | None = None
+    ) -> Values:
+        """What a request offers that computed the tokens from `start` on: pages of every component, and a state after each of
+        them, or only at the positions `states`."""
         page, values = world.host.page_size, dict[str, list[Segment]]()
-        ends = range(start + page, len(ids) + 1, page)
+        pages = range(start + page, len(ids) + 1, page)
         for name, geometry in world.host.geometries.items():
+            ends = states if geometry.at_node_end and states is not None else pages
             indices = world.alloc(name, len(ends))
             assert indices is not None, "the test's pools are too small"
             for index, end in zip(indices.tolist(), ends, strict=True):
@@ -76,9 +80,9 @@ class CacheKit(ABC):
             mine = [index for index in indices.tolist() if index in world.request_owned[name]]
             world.free(name, np.asarray(mine, np.int32))
 
-    def store(self, world: CheckedCache, ids: Tokens, extra_key: ExtraKey = ()) -> int:
+    def store(self, world: CheckedCache, ids: Tokens, extra_key: ExtraKey = (), states: Sequence[int] | None = None) -> int:
         """Compute and insert all of `ids`, free what comes back. Returns the length usable afterwards."""
-        values = self.compute(world, ids, extra_key)
+        values = self.compute(world, ids, extra_key, states=states)
         length = world.insert(ids, values, extra_key).length
         self.give_up(world, values)
         world.verify()

@@ -60,6 +60,21 @@ class EvictionTests(CacheKit):
         world.unlock(held)
         self.drain(world)
 
+    def test_what_lies_before_a_locked_window_is_evicted(self) -> None:
+        """The window of the lock lies in the tail of what was split; nobody has used the head since it was cut off."""
+        world = self.world(total=24)
+        ids = tokens(6 * PAGE)
+        self.store(world, ids, states=[6 * PAGE])
+        self.store(world, ids[: 3 * PAGE], states=[3 * PAGE])
+        self.store(world, np.concatenate([ids[: 2 * PAGE], tokens(PAGE, 100)]), states=[3 * PAGE])
+        held = self.hold(world, ids)
+        for name, allocator in world.host.allocators.items():
+            world.evict(name, allocator.total)
+            world.verify()
+        assert world.match(ids).result.device_len == held.length
+        world.unlock(held)
+        self.drain(world)
+
     def test_with_everything_pinned_eviction_ends_and_frees_nothing(self) -> None:
         self.needs_reuse()
         world = self.world(total=6)

@@ -90,12 +90,13 @@ class MachineSteps(RuleBasedStateMachine):
         self.events["hit" if request.hits else "miss"] += 1
         return request
 
-    def chunk(self, request: RequestModel, n: int) -> bool:
-        """One chunk of a prefill. False where there is no room."""
+    def chunk(self, request: RequestModel, n: int, *, offer: bool = True) -> bool:
+        """One chunk of a prefill, and what it computed is offered to the cache. False where there is no room."""
         if not request.compute(n):
             self.events["short of pages"] += 1
             return False
-        request.chunk_done()
+        if offer:
+            request.chunk_done()
         return True
 
     def prefill(self, request: RequestModel) -> None:

@@ -44,9 +44,11 @@ EVENTS = (
 """Situations that a run must have reached before its silence means anything; "released early" too, with windows or states."""
 
 _tokens = st.lists(st.integers(0, 2), min_size=1, max_size=8)
+_tails = st.tuples(_tokens, _tokens)
 _draft = st.tuples(st.integers(0, 99), st.integers(0, MAX_TOKENS), _tokens)
 _extra_key = st.sampled_from([(), (), (), (b"",), (b"a", b"b"), (b"ab",)])
 _chunk = st.integers(1, 9)
+_chunks = st.tuples(_chunk, _chunk)
 _some = st.integers(0, 99)
 _fate = st.sampled_from(["finish", "finish", "abort", "preempt"])
 
@@ -104,11 +106,18 @@ class PrefixCacheMachine(MachineSteps):
     def end(self, which: int, fate: str) -> None:
         self.end_request(self.requests.pop(which % len(self.requests)), fate)
 
-    @rule(draft=_draft, extra_key=_extra_key, tails=st.tuples(_tokens, _tokens), chunks=st.tuples(_chunk, _chunk), last=_fate)
+    @rule(draft=_draft, extra_key=_extra_key, tails=_tails, chunks=_chunks, last=_fate, late=st.booleans())
     def race(
-        self, draft: Draft, extra_key: ExtraKey, tails: tuple[list[int], list[int]], chunks: tuple[int, int], last: str
+        self,
+        draft: Draft,
+        extra_key: ExtraKey,
+        tails: tuple[list[int], list[int]],
+        chunks: tuple[int, int],
+        last: str,
+        late: bool,
     ) -> None:
-        """Two requests over one prefix, both admitted before either has computed anything."""
+        """Two requests over one prefix, both admitted before either has computed anything. `late`: nothing is offered before the
+        end, so that the second meets whole edges of the first."""
         prefix = self.sequence(draft)
         racers = [self.admit([*prefix, *tail][:MAX_TOKENS], extra_key) for tail in tails]
         running = [request for request in racers if request is not None]
@@ -116,11 +125,10 @@ class PrefixCacheMachine(MachineSteps):
         while going:
             going = False
             for request, chunk in zip(running, chunks, strict=False):
-                going |= bool(request.to_compute) and self.chunk(request, chunk)
-        if any(request.duplicates for request in running):
-            self.events["race with duplicates"] += 1
+                going |= bool(request.to_compute) and self.chunk(request, chunk, offer=not late)
         for request, fate in zip(running, ("finish", last), strict=False):
             self.end_request(request, fate)
+        self.events["race with duplicates"] += any(request.duplicates for request in running)
 
     @rule(drafts=st.tuples(_draft, _draft, _draft), extra_key=_extra_key, n=st.integers(1, 30), token=st.integers(0, 2))
     def evict_and_insert_while_another_decodes(
