@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 
+from kvcache_core.contracts.pools import SKIP
 from kvcache_engine.errors import ShardingError
 from kvcache_engine.pools.paged_kv_pool import PagedKVPool, Pages
 
@@ -82,6 +83,48 @@ def test_a_captured_page_keeps_its_content_when_the_page_is_rewritten() -> None:
 
 
 @pytest.mark.parametrize("devices", [1, 4])
+def test_a_page_rewritten_by_donation_right_after_its_gather_was_dispatched(devices, mesh_of) -> None:
+    """FAULTS B3. Nothing waits in between: many copies are pending while the buffers they read from are donated and written."""
+    pool = PagedKVPool(layers=4, total_pages=40, page_size=16, kv_heads=4, head_dim=64, mesh=mesh_of(devices))
+    order = numbers(*range(1, 33))
+    contents = [patterns(pool, 32, seed=seed) for seed in range(3)]
+    expected = [rows(pages, slice(32)) for pages in contents]
+    buffers = pool.scatter(pool.create(), order, contents[0])
+    for _ in range(5):
+        captured = []
+        for turn in range(15):
+            captured.append(pool.gather(buffers, order))
+            buffers = pool.scatter(buffers, order, contents[(turn + 1) % 3])
+        assert [same(rows(pages, slice(32)), expected[turn % 3]) for turn, pages in enumerate(captured)] == [True] * 15
+
+
+@pytest.mark.parametrize(("kv_heads", "devices"), [(4, 1), (4, 4), (2, 4)])
+def test_captured_pages_are_in_pinned_host_memory_and_laid_out_like_the_pool(kv_heads, devices, mesh_of) -> None:
+    pool = PagedKVPool(**{**SIZES, "kv_heads": kv_heads}, mesh=mesh_of(devices))
+    buffers = pool.create()
+    captured, struct = pool.gather(buffers, numbers(3, 1, 2)), pool.host_struct()
+    for array, described, source in zip(*map(jax.tree.leaves, (captured, struct, buffers)), strict=True):
+        assert array.sharding.memory_kind == described.sharding.memory_kind == "pinned_host"
+        assert array.sharding.is_equivalent_to(described.sharding, array.ndim)
+        assert source.sharding.memory_kind == "device"
+        assert array.sharding.with_memory_kind("device").is_equivalent_to(source.sharding, array.ndim)
+        assert (1, *array.shape[1:]) == described.shape
+        assert array.dtype == described.dtype
+    assert jax.tree.structure(captured) == jax.tree.structure(struct)
+
+
+def test_skipped_rows_are_not_written() -> None:
+    pool = PagedKVPool(**SIZES)
+    written = patterns(pool, 4, seed=6)
+    buffers = pool.scatter(pool.create(), numbers(SKIP, 21, SKIP, 7), written)
+    assert same(rows(pool.gather(buffers, numbers(21, 7)), slice(2)), rows(written, [1, 3]))
+    others = numbers(*sorted(set(range(1, 21)) - {7}))
+    assert all(not row.any() for row in rows(pool.gather(buffers, others), slice(len(others))))
+    assert pool.scatter(buffers, numbers(SKIP, SKIP), written) is buffers
+    assert not buffers.k[0].is_deleted()
+
+
+@pytest.mark.parametrize("devices", [1, 4])
 @pytest.mark.parametrize("dtype", DTYPES)
 def test_scatter_writes_in_place(dtype, devices, mesh_of) -> None:
     pool = PagedKVPool(**SIZES, dtype=dtype, mesh=mesh_of(devices))
@@ -107,11 +150,13 @@ def test_nothing_to_move() -> None:
 def test_what_does_not_fit_is_refused_before_anything_is_donated() -> None:
     pool = PagedKVPool(**SIZES)
     buffers, two = pool.create(), patterns(pool, 2, seed=4)
-    for wrong in (0, 22, -1):
+    for wrong in (0, 22, -2):
         with pytest.raises(ValueError, match="pages are 1 to 21"):
             pool.gather(buffers, numbers(1, wrong))
         with pytest.raises(ValueError, match="pages are 1 to 21"):
             pool.scatter(buffers, numbers(1, wrong), two)
+    with pytest.raises(ValueError, match="pages are 1 to 21"):
+        pool.gather(buffers, numbers(1, SKIP))
     with pytest.raises(ValueError, match="as many pages"):
         pool.scatter(buffers, numbers(1, 2, 3), two)
     with pytest.raises(ValueError, match="as many pages"):

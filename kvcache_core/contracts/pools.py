@@ -5,14 +5,17 @@ program that writes them, so only their owner may name them, and `PoolSet.take` 
 """
 
 from collections.abc import Mapping
-from typing import Any, Protocol
+from typing import Any, Final, Protocol
 
 from kvcache_core.contracts.results import Indices
 
 Buffers = Any
 """The arrays of one component's device pool (a pytree of device arrays)."""
 Pages = Any
-"""The content of some pages, captured: immutable arrays whose leading axis counts pages."""
+"""The content of some pages, captured: a pytree of immutable arrays in pinned host memory whose leading axis counts pages."""
+
+SKIP: Final = -1
+"""In the indices of a scatter: this row is not written."""
 
 
 class Allocator(Protocol):
@@ -34,19 +37,26 @@ class Allocator(Protocol):
 
 
 class DevicePool(Protocol):
-    """One component's pages on the device. Both methods only dispatch; they are called on the owner thread."""
+    """One component's pages on the device. Gather and scatter only dispatch, without waiting, on the owner thread."""
 
     @property
     def identity(self) -> bytes:
         """True dtype, layout, layer range and shard, framed: pages of pools that differ here are never exchanged."""
         ...
 
+    def host_struct(self) -> Pages:
+        """One page as `gather` captures it, without content: `jax.ShapeDtypeStruct`s with a leading axis of 1 and shardings in pinned
+        host memory. Host pools are sized and laid out by it."""
+        ...
+
     def gather(self, buffers: Buffers, indices: Indices) -> Pages:
-        """Capture the pages `indices` in that order; later writes to `buffers` do not change the result."""
+        """Capture the pages `indices` in that order, into pinned host memory; later writes to `buffers` do not change the result,
+        whose arrays are futures. It may have more rows than `indices`: the rest is padding."""
         ...
 
     def scatter(self, buffers: Buffers, indices: Indices, pages: Pages) -> Buffers:
-        """Write `pages` to `indices`, one to one by position. Donates `buffers`; the result replaces them."""
+        """Write row i of `pages` to the page indices[i], unless that is SKIP; rows beyond the indices are padding. Donates `buffers`;
+        the result replaces them. `pages` is a whole batch that `gather` or a host pool gave."""
         ...
 
 
