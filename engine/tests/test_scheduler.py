@@ -143,7 +143,7 @@ def test_long_random_run_with_aborts_in_every_phase_and_preemption(cache_type):
     assert min(aborted[p] for p in ("QUEUED", "PREEMPTED", "PREFILL chunk 1", "PREFILL chunk 2", "DECODE")) >= 10, aborted
     assert host.scheduler.stats.preemptions > 100
     assert host.scheduler.stats.peak_running >= 4
-    assert sum(r.counts.recomputed for r in done) > 500
+    assert sum(r.counts.recomputed for r in done) > 200
     if cache_type == "radix_cache":
         assert sum(r.counts.device for r in done) > 2000
         assert host.cache.counters.device_evicted_tokens > 2000

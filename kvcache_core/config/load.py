@@ -58,8 +58,14 @@ def load_config(path: Path | str | None, overrides: Sequence[Override] = (), reg
     registry = default_registry() if registry is None else registry
     document = None if path is None else LocatedDocument.read(Path(path))
     folder = Path.cwd() if path is None else Path(path).resolve().parent
-    sources = ConfigSources({} if document is None else document.data, document, overrides)
-    config, sections = _validate(sources, registry, folder)
+    problems = () if document is None else document.problems
+    try:
+        sources = ConfigSources({} if document is None else document.data, document, overrides)
+        config, sections = _validate(sources, registry, folder)
+    except InvalidConfigError as error:
+        raise InvalidConfigError(tuple(sorted((*problems, *error.problems), key=_reading_order))) from error
+    if problems:
+        raise InvalidConfigError(problems)
     return LoadedConfig(config, sections, folder, None if path is None else Path(path), sources)
 
 

@@ -14,10 +14,14 @@ from kvcache_core.errors import InvalidConfigError
 
 
 class LocatedDocument:
-    """A YAML document: `data` as plain Python values, and the place of each of them."""
+    """A YAML document: `data` as plain Python values, and the place of each of them.
+
+    `problems`: keys given twice or that are no word, aliases inside themselves. They are fatal, but a reader goes on first, so that a
+    user hears of everything at once; `data` has the first of two equal keys.
+    """
 
     def __init__(self, name: str, text: str) -> None:
-        """Raises InvalidConfigError: not YAML, not one mapping, a key given twice or not a string, an alias inside itself."""
+        """Raises InvalidConfigError: not YAML, or not one mapping; there is nothing to go on with."""
         self.name = name
         self._lines = text.splitlines()
         self._problems: list[Problem] = []
@@ -36,9 +40,12 @@ class LocatedDocument:
         except yaml.YAMLError as error:
             raise InvalidConfigError((Problem((), f"not valid YAML: {' '.join(str(error).split())}", Place(name)),)) from error
         if self._root is not None and not isinstance(self._root, yaml.MappingNode):
-            self._problems = [Problem((), "a configuration is a mapping of keys to values", self._node_place(self._root))]
-        if self._problems:
-            raise InvalidConfigError(tuple(self._problems))
+            text = "a configuration is a mapping of keys to values"
+            raise InvalidConfigError((Problem((), text, self._node_place(self._root)),))
+
+    @property
+    def problems(self) -> tuple[Problem, ...]:
+        return tuple(self._problems)
 
     @classmethod
     def read(cls, path: Path) -> "LocatedDocument":

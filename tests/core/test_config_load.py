@@ -221,3 +221,16 @@ def test_error_of_resolution_is_located_where_the_field_was_given(load: Callable
     assert "cache.yaml:2:13: cache_type: cannot be\n" in str(located)
     unplaced = ConfigError("cannot be", path=("model_class",))
     assert loaded.located(unplaced) is unplaced
+
+
+def test_a_key_given_twice_is_reported_beside_everything_else(tmp_path):
+    path = tmp_path / "cache.yaml"
+    path.write_text("page_size: 0\npage_size: 2\ncache_typ: x\n", encoding="utf-8")
+    with pytest.raises(InvalidConfigError) as info:
+        load_config(path)
+    heads = [str(problem.place) + problem.message for problem in info.value.problems]
+    assert len(heads) == 3
+    assert "1:12" in heads[0]
+    assert "2:1" in heads[1]
+    assert "given twice" in heads[1]
+    assert "3:1" in heads[2]
