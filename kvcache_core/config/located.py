@@ -16,8 +16,8 @@ from kvcache_core.errors import InvalidConfigError
 class LocatedDocument:
     """A YAML document: `data` as plain Python values, and the place of each of them.
 
-    `problems`: keys given twice or that are no word, aliases inside themselves. They are fatal, but a reader goes on first, so that a
-    user hears of everything at once; `data` has the first of two equal keys.
+    `problems`: keys given twice or that are no word, aliases inside themselves. They are fatal, but a reader goes on first, so that
+    a user hears of everything at once; `data` has the first of two equal keys.
     """
 
     def __init__(self, name: str, text: str) -> None:
