@@ -10,6 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache_conformance.page_content import BYTES, LAYERS
+from kvcache_core.contracts.pools import SKIP
 from kvcache_core.contracts.results import Indices
 from kvcache_core.errors import DoubleFreeError
 from kvcache_core.transfer_queue import TransferQueue
@@ -89,6 +90,10 @@ class NumpyPool:
     def identity(self) -> bytes:
         return self._identity
 
+    def host_struct(self) -> Memory:
+        """One page of numpy instead of jax's description: for caches that keep pages as arrays, without a pinned host pool."""
+        return np.empty((1, LAYERS, BYTES), np.uint8)
+
     def gather(self, buffers: Memory, indices: Indices) -> Memory:
         pages = buffers[indices]
         pages.setflags(write=False)
@@ -96,7 +101,8 @@ class NumpyPool:
 
     def scatter(self, buffers: Memory, indices: Indices, pages: Memory) -> Memory:
         written = buffers.copy()
-        written[indices] = pages
+        rows = np.flatnonzero(indices != SKIP)
+        written[indices[rows]] = pages[rows]
         buffers.fill(DONATED)
         return written
 
