@@ -45,8 +45,8 @@ class DevicePool(Protocol):
         ...
 
     def host_struct(self) -> Pages:
-        """One page as `gather` captures it, without content: `jax.ShapeDtypeStruct`s with a leading axis of 1 and shardings in pinned
-        host memory. Host pools are sized and laid out by it."""
+        """One page as `gather` captures it, without content: `jax.ShapeDtypeStruct`s with a leading axis of 1 and shardings in
+        pinned host memory. Host pools are sized and laid out by it."""
         ...
 
     def gather(self, buffers: Buffers, indices: Indices) -> Pages:
@@ -55,8 +55,8 @@ class DevicePool(Protocol):
         ...
 
     def scatter(self, buffers: Buffers, indices: Indices, pages: Pages) -> Buffers:
-        """Write row i of `pages` to the page indices[i], unless that is SKIP; rows beyond the indices are padding. Donates `buffers`;
-        the result replaces them. `pages` is a whole batch that `gather` or a host pool gave."""
+        """Write row i of `pages` to the page indices[i], unless that is SKIP; rows beyond the indices are padding. Donates
+        `buffers`; the result replaces them. `pages` is a whole batch that `gather` or a host pool gave."""
         ...
 
 

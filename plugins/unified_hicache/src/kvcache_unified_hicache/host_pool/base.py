@@ -1,0 +1,206 @@
+"""The interface of a host pool, and what both implementations share: slots, who has which, and the order of eviction.
+
+It knows no tree, no scheduler and no engine: a page is any pytree of arrays (`page_layout`), a slot is a number.
+
+Threads: a pool belongs to the thread that built it, and every method of it must be called there. None of them waits for a copy
+or copies pages itself except where its docstring says so. What may run on other threads is what they return: `CapturedPages`
+and `PackJob`, which only read arrays that nobody writes.
+"""
+
+import threading
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import final
+
+import numpy as np
+
+from kvcache_core.contracts.pools import Pages
+from kvcache_core.contracts.results import Indices
+from kvcache_core.errors import DoubleFreeError, IntegrityError
+from kvcache_unified_hicache.host_pool.captured import CapturedPages
+from kvcache_unified_hicache.host_pool.live_bytes import LiveBytes
+from kvcache_unified_hicache.host_pool.page_layout import PageLayout
+
+Victims = Callable[[int], Indices]
+"""Chooses slots to evict for a shortage of n: the least recently used first, no longer used by whoever chooses them. Fewer than
+n when there are no more; more where a holder only gives up several together."""
+
+
+class HostKVPool(ABC):
+    """Slots 1..`total` of one component, each with at most one page. Slot 0 is never given out.
+
+    `struct` is one page without content, as `DevicePool.host_struct` gives it; pages lie in pinned host memory, split over
+    devices as it says. `victims` chooses for `evict`; without it the pool keeps an order of its own, in which `put` and `get`
+    count as uses.
+    """
+
+    def __init__(self, struct: Pages, total: int, victims: Victims | None = None) -> None:
+        """Raises ValueError unless `total` is positive and `struct` describes pages in pinned host memory."""
+        if total < 1:
+            raise ValueError(f"a host pool needs at least one slot, not {total}")
+        self._layout = PageLayout(struct)
+        self._live = LiveBytes()
+        self._total = total
+        self._free = list(range(total, 0, -1))
+        self._is_free = np.ones(total + 1, np.bool_)
+        self._is_free[0] = False
+        self._victims = victims
+        # Insertion order is the order of eviction: oldest use first. Only slots with content, and none where `victims` decides.
+        self._used: dict[int, None] = {}
+        self._owner = threading.get_ident()
+
+    @property
+    @final
+    def total(self) -> int:
+        return self._total
+
+    @property
+    @final
+    def n_free(self) -> int:
+        return len(self._free)
+
+    @property
+    @final
+    def page_bytes(self) -> int:
+        """Bytes of one page over all devices, replicas included."""
+        return self._layout.page_bytes
+
+    @property
+    @final
+    def budget_bytes(self) -> int:
+        """What all slots together take: total x page_bytes."""
+        return self._total * self._layout.page_bytes
+
+    @property
+    @abstractmethod
+    def live_bytes(self) -> int:
+        """Bytes of all arrays of this pool that are alive, among them those of freed slots which a `CapturedPages` still
+        holds."""
+
+    @final
+    def alloc(self, n: int) -> Indices | None:
+        """`n` slots, the caller's from now on, or None at once when fewer are free (none is taken then).
+
+        Raises ValueError for a negative `n`.
+        """
+        self._check_thread()
+        if n < 0:
+            raise ValueError(f"cannot allocate {n} slots")
+        if n > len(self._free):
+            return None
+        cut = len(self._free) - n
+        slots = np.array(self._free[cut:][::-1], np.int32)
+        del self._free[cut:]
+        self._is_free[slots] = False
+        return slots
+
+    @final
+    def free(self, slots: Indices) -> None:
+        """Take `slots` back. What was captured of them stays as it is.
+
+        Raises:
+            DoubleFreeError: a slot is free already, occurs twice, or was never given out; none is freed then.
+        """
+        self._check_thread()
+        freed: list[int] = slots.tolist()
+        for slot in freed:
+            if not 1 <= slot <= self._total:
+                raise DoubleFreeError(f"slot {slot} was never given out: slots are 1 to {self._total}")
+            if self._is_free[slot]:
+                raise DoubleFreeError(f"slot {slot} is free already")
+        if len(set(freed)) != len(freed):
+            raise DoubleFreeError("a slot occurs twice in one call of free")
+        self._is_free[slots] = True
+        self._free.extend(reversed(freed))
+        for slot in freed:
+            self._used.pop(slot, None)
+        self._drop(freed)
+
+    @final
+    def evict(self, n: int) -> Indices:
+        """Free `n` slots, as many as there are to evict, and return them in the order of eviction, least recently used first.
+        Slots without content are never victims of the pool's own order: a copy into them may be on its way."""
+        self._check_thread()
+        if self._victims is not None:
+            slots = self._victims(n)
+        else:
+            slots = np.array([slot for slot, _ in zip(self._used, range(n), strict=False)], np.int32)
+        self.free(slots)
+        return slots
+
+    @final
+    def put(self, slots: Indices, pages: Pages, start: int = 0) -> None:
+        """Rows [start, start + len(slots)) of the batch `pages` are the content of `slots` from now on; the rest is ignored.
+
+        `pages` is in pinned host memory, as `DevicePool.gather` gives it, and is never written again by its maker. Call it when
+        the batch is complete (`is_ready()` of its arrays): an implementation may have to read it.
+
+        Raises ValueError, changing nothing, for a slot that is free or occurs twice, too few rows, or pages of another layout.
+        """
+        self._check_thread()
+        given: list[int] = slots.tolist()
+        self._check_taken(given)
+        if len(set(given)) != len(given):
+            raise ValueError("a slot occurs twice in one call of put")
+        self._put(given, pages, start)
+        self._touch(given)
+
+    @final
+    def get(self, slots: Indices) -> CapturedPages:
+        """Capture the content of `slots`, one to one by position. It stays what it is when the slots are freed or given other
+        pages afterwards, even while it is still being copied.
+
+        Raises ValueError for a slot that is free or has no content.
+        """
+        self._check_thread()
+        wanted: list[int] = slots.tolist()
+        self._check_taken(wanted)
+        captured = self._get(wanted)
+        self._touch(wanted)
+        return captured
+
+    @abstractmethod
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when slots, content and counters disagree. Implementations call `_check_slots` first."""
+
+    @abstractmethod
+    def _put(self, slots: list[int], pages: Pages, start: int) -> None:
+        """`put` for slots that are taken and distinct. Checks rows and layout before it changes anything."""
+
+    @abstractmethod
+    def _get(self, slots: list[int]) -> CapturedPages:
+        """`get` for slots that are taken; raises ValueError where one has no content."""
+
+    @abstractmethod
+    def _drop(self, slots: list[int]) -> None:
+        """The content of these slots, if any, is no longer wanted."""
+
+    @final
+    def _touch(self, slots: list[int]) -> None:
+        if self._victims is None:
+            used = self._used
+            for slot in slots:
+                used.pop(slot, None)
+                used[slot] = None
+
+    @final
+    def _check_taken(self, slots: list[int]) -> None:
+        for slot in slots:
+            if not 1 <= slot <= self._total or self._is_free[slot]:
+                raise ValueError(f"slot {slot} is not allocated; use what alloc() returned and free() did not take back")
+
+    @final
+    def _check_thread(self) -> None:
+        if threading.get_ident() != self._owner:
+            raise RuntimeError("a host pool is used only by the thread that built it; workers get CapturedPages and PackJobs")
+
+    @final
+    def _check_slots(self, with_content: set[int]) -> None:
+        """Raises IntegrityError when the free list, its marks and `with_content` (slots that hold a page) disagree."""
+        free = set(self._free)
+        if len(free) != len(self._free) or free != set(np.flatnonzero(self._is_free).tolist()):
+            raise IntegrityError("the list of free slots and their marks differ")
+        if free & with_content:
+            raise IntegrityError(f"free slots have content: {sorted(free & with_content)}")
+        if self._victims is None and set(self._used) != with_content:
+            raise IntegrityError("the order of eviction and the slots with content differ")

@@ -1,0 +1,96 @@
+"""The host pool of plan B: one set of buffers in pinned host memory, written in place by donation.
+
+Slots lie in one piece and nothing is ever allocated for them again, but every page is copied once more on its way in and out,
+and both copies are programs that the owner thread dispatches. In place and bit exact on the CPU; an open bug in XLA aborts
+scatters into pinned host memory on accelerators, where this pool must not be used.
+"""
+
+from typing import final
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from kvcache_core.contracts.pools import Pages
+from kvcache_core.errors import IntegrityError
+from kvcache_unified_hicache.host_pool.base import HostKVPool, Victims
+from kvcache_unified_hicache.host_pool.captured import CapturedPages
+from kvcache_unified_hicache.host_pool.page_layout import PageSource
+
+
+@final
+class PreallocatedPool(HostKVPool):
+    """`HostKVPool` of one donated buffer set. `put` and `get` dispatch one program each and do not wait for it."""
+
+    def __init__(self, struct: Pages, total: int, victims: Victims | None = None) -> None:
+        """Takes the memory of all slots at once."""
+        super().__init__(struct, total, victims)
+        whole = self._layout.struct(total)
+        shardings = jax.tree.map(lambda leaf: leaf.sharding, whole)
+
+        def zeros() -> Pages:
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole)
+
+        self._buffers: Pages = jax.jit(zeros, out_shardings=shardings)()
+        self._write = jax.jit(_write, donate_argnums=0, out_shardings=shardings)
+        self._read = jax.jit(_read, out_shardings=shardings)
+        self._has_content = np.zeros(total + 1, np.bool_)
+
+    @property
+    def live_bytes(self) -> int:
+        return self.budget_bytes + self._live.total
+
+    def check_integrity(self) -> None:
+        self._check_slots(set(np.flatnonzero(self._has_content).tolist()))
+        if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._buffers)):
+            raise IntegrityError("the pool refers to buffers that it donated")
+
+    def _put(self, slots: list[int], pages: Pages, start: int) -> None:
+        rows = self._layout.rows_of(pages)
+        if start < 0 or start + len(slots) > rows:
+            raise ValueError(f"{len(slots)} slots need rows {start} to {start + len(slots)}; the batch has {rows}")
+        if not slots:
+            return
+        targets = np.full(rows, self._total, np.int32)  # out of range: dropped
+        targets[start : start + len(slots)] = slots
+        targets[start : start + len(slots)] -= 1
+        self._buffers = self._write(self._buffers, targets, pages)
+        self._has_content[slots] = True
+
+    def _get(self, slots: list[int]) -> CapturedPages:
+        for slot in slots:
+            if not self._has_content[slot]:
+                raise ValueError(f"slot {slot} has no content yet")
+        if not slots:
+            return CapturedPages(self._layout, ())
+        rows = np.zeros(1 << (len(slots) - 1).bit_length(), np.int32)
+        rows[: len(slots)] = slots
+        rows[: len(slots)] -= 1
+        pages = self._read(self._buffers, rows)
+        self._live.watch(jax.tree.leaves(pages)[0], len(rows) * self.page_bytes)
+        return CapturedPages(self._layout, [PageSource(pages, row) for row in range(len(slots))])
+
+    def _drop(self, slots: list[int]) -> None:
+        self._has_content[slots] = False
+
+
+def _write(buffers: Pages, slots: jax.Array, pages: Pages) -> Pages:
+    slots = _weighed(slots)
+    return jax.tree.map(lambda buffer, rows: buffer.at[_beside(buffer, slots)].set(rows, mode="drop"), buffers, pages)
+
+
+def _read(buffers: Pages, slots: jax.Array) -> Pages:
+    slots = _weighed(slots)
+    return jax.tree.map(lambda buffer: buffer.at[_beside(buffer, slots)].get(mode="promise_in_bounds"), buffers)
+
+
+def _weighed(slots: jax.Array) -> jax.Array:
+    """`slots` unchanged, after more than 1,000 operations that XLA cannot leave out. The CPU client runs programs of fewer
+    operations in the calling thread, and it does not count copies as operations."""
+    never_negative = jnp.sum(jnp.arange(1024, dtype=jnp.int32) & slots[0])
+    return slots + jnp.minimum(never_negative, 0)
+
+
+def _beside(buffer: jax.Array, slots: jax.Array) -> jax.Array:
+    """`slots` in the memory that jax takes `buffer` to be in: it refuses to index one memory with numbers in another."""
+    return jax.device_put(slots, jax.typeof(buffer).memory_space)
