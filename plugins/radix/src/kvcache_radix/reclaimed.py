@@ -21,6 +21,12 @@ class Reclaimed:
         """How many indices were collected."""
         return sum(map(len, self._chunks.get((tier, c), ()))) // INDEX_BYTES
 
+    def take(self, tier: int, c: int) -> Indices:
+        """`indices`, which are the caller's alone from now on: they are no longer here."""
+        indices = self.indices(tier, c)
+        self._chunks.pop((tier, c), None)
+        return indices
+
     def indices(self, tier: int, c: int) -> Indices:
         """int32, in the order of collection; read-only."""
         chunks = self._chunks.get((tier, c))

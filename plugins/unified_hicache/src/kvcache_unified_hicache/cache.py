@@ -1,0 +1,273 @@
+"""UnifiedRadixCache: one tree over any set of components, with device memory (L1) and, with `hicache`, host memory (L2).
+
+The tree of kvcache-radix decides what is known and usable; this class adds allocators, copies between the tiers and their accounting.
+HiCache is assembled here, from the configuration. It does not know how bytes move: that is the controller's.
+"""
+
+from collections.abc import Mapping
+from typing import cast, final
+
+from kvcache_core.config.model import CacheConfig
+from kvcache_core.contracts.cache import BasePrefixCache, Tier
+from kvcache_core.contracts.locks import Lock, Refused, Ticket
+from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, MatchResult, SizeInfo, Values
+from kvcache_core.contracts.tokens import ExtraKey, TokenIds
+from kvcache_core.deps import CacheDeps
+from kvcache_radix.integrity import check_ownership, check_tree
+from kvcache_radix.node import INDEX_BYTES, Node
+from kvcache_radix.reach import reach
+from kvcache_radix.reclaimed import Reclaimed
+from kvcache_radix.receipt import TreeLock
+from kvcache_radix.store import DEVICE, HOST
+from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.freeing import Freeing
+from kvcache_unified_hicache.host_tier import HostTier
+from kvcache_unified_hicache.integrity import check_operations, destinations
+from kvcache_unified_hicache.loads import Loading
+from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.requests import HookRequests
+from kvcache_unified_hicache.ticket import LoadTicket
+
+
+@final
+class UnifiedRadixCache(BasePrefixCache):
+    """`config`: resolved. `deps`: from the builder, with a factory for every component of the model. `edge_cap`: in pages."""
+
+    def __init__(self, config: CacheConfig, deps: CacheDeps, edge_cap: int | None = None) -> None:
+        super().__init__()
+        specs = deps.model.components
+        self._requests = [HookRequests() for _ in specs]
+        self._components = [
+            deps.components[spec.name](None, spec, requests) for spec, requests in zip(specs, self._requests, strict=True)
+        ]
+        hicache = config.hicache
+        self._tree = RadixTree(deps.page_size, self._components, host=hicache is not None, edge_cap=edge_cap)
+        self._allocators = [deps.allocators[spec.name] for spec in specs]
+        self._pool_set = deps.pool_set
+        self._agree = deps.agree
+        self._host = None if hicache is None else HostTier(hicache, deps, self._tree, self.counters)
+        self._freeing = Freeing(self._allocators, ()) if self._host is None else self._host.freeing
+
+    def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
+        return self._tree.match(ids, extra_key)
+
+    def lock_ref(self, match: MatchResult, length: int | None = None, *, host: bool = False) -> Lock | None:
+        lock = self._tree.lock(match, length, host=host)
+        if lock is not None:
+            self.counters.lookups += 1
+        return lock
+
+    def unlock_ref(self, lock: Lock, component: str | None = None) -> None:
+        self._tree.unlock(lock, component)
+
+    def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
+        result = self._tree.insert(ids, values, extra_key)
+        offered = sum(len(segment.indices) for segments in values.values() for segment in segments)
+        duplicates = sum(map(len, result.duplicates.values()))
+        kept = offered - duplicates - sum(map(len, result.refused.values()))
+        self.counters.inserted_tokens += kept * self._tree.page_size
+        self.counters.duplicate_tokens += duplicates * self._tree.page_size
+        if self._host is not None and self._host.backup_on_insert and result.length:
+            self._back_up_path(ids, result.length, extra_key)
+        return result
+
+    def evict(self, component: str, n: int, tier: Tier = "device") -> int:
+        """Frees at least min(n, evictable); the last victim is trimmed. Without a host tier nothing is copied. Raises KeyError for
+        an unknown component or tier."""
+        c = self._place(component, tier)
+        if tier == "host":
+            assert self._host is not None
+            return self._host.evict(c, n)
+        reclaimed = Reclaimed()
+        # Victims may be more than n: a demoted node takes its other components along.
+        while (missing := n - reclaimed.count(DEVICE, c)) > 0:
+            victim = self._tree.victim(c, missing)
+            if victim is None:
+                break
+            if self._host is not None:
+                self._save(victim, c, self._host)
+            assert victim.parent is not None and victim.cells[c].device is not None, "copying takes only host data"
+            self._tree.store.demote(victim, c, reclaimed)
+        self._freeing.release(reclaimed)
+        freed = reclaimed.count(DEVICE, c)
+        self.counters.device_evicted_tokens += freed * self._tree.page_size
+        return freed
+
+    def size(self, component: str, tier: Tier = "device") -> SizeInfo:
+        c = self._place(component, tier)
+        if tier == "host":
+            assert self._host is not None
+            return self._host.size(c)
+        store, allocator = self._tree.store, self._allocators[c]
+        evictable, protected = store.evictable[DEVICE][c], store.protected[DEVICE][c]
+        in_flight = 0 if self._host is None else self._host.loads.in_flight[c]
+        owned = allocator.total - allocator.n_free - evictable - protected - in_flight
+        return SizeInfo(allocator.n_free, evictable, protected, in_flight, owned, allocator.total)
+
+    def load(self, match: MatchResult) -> Ticket | Refused:
+        """The longest usable length that fits. Nothing is evicted unless what must be loaded fits afterwards."""
+        host, tree = self._host, self._tree
+        if host is None:
+            return Refused.NO_TIER
+        lock = tree.lock(match, host=True)
+        if lock is None:
+            return Refused.STALE
+        fitting = self._longest_fitting(lock, match.device_len)
+        [length] = self._agree([fitting])
+        if length < lock.length:
+            tree.unlock(lock)
+            if length <= match.device_len:
+                return Refused.NO_ROOM
+            lock = tree.lock(match, length, host=True)
+            if lock is None:
+                return Refused.STALE
+        waits_for = self._start_loads(lock, host)
+        if waits_for is None:
+            tree.unlock(lock)
+            return Refused.NO_ROOM
+        if not waits_for:
+            tree.unlock(lock)
+            return Refused.NOTHING_TO_DO
+        self.counters.lookups += 1
+        return LoadTicket(lock, waits_for, host.loads, self._usable, self.unlock_ref, self._turn)
+
+    def poll(self) -> int:
+        return 0 if self._host is None else self._host.controller.poll()
+
+    def reset(self) -> bool:
+        reclaimed = self._tree.clear()
+        if reclaimed is None:
+            return False
+        self._freeing.release(reclaimed)
+        return True
+
+    def close(self) -> None:
+        if self._host is not None:
+            self._host.controller.close()
+
+    def check_integrity(self, request_owned: Mapping[str, Indices] | None = None) -> None:
+        check_tree(self._tree)
+        loads = set[Operation]() if self._host is None else self._host.loads.running
+        backups = set[Operation]() if self._host is None else self._host.backups.running
+        check_operations(self._tree.store, loads | backups)
+        for c, component in enumerate(self._components):
+            owned = None if request_owned is None else request_owned.get(component.name, NO_INDICES)
+            check_ownership(self._tree, DEVICE, c, self.size(component.name), owned, destinations(loads, c))
+            if self._host is not None:
+                self._host.check_integrity()
+                check_ownership(self._tree, HOST, c, self.size(component.name, "host"), NO_INDICES, destinations(backups, c))
+
+    # L1 -> L2
+
+    def _back_up_path(self, ids: TokenIds, length: int, extra_key: ExtraKey) -> None:
+        """Queue a copy of whatever the prefix has on the device alone: what is new, and what was skipped before."""
+        match = self._tree.match(ids[:length], extra_key)
+        node = cast("Node | None", match.handle)
+        nodes: list[Node] = []
+        while node is not None and node.parent is not None:
+            nodes.append(node)
+            node = node.parent
+        for node in reversed(nodes):
+            for component in self._components:
+                component.write_through(node)
+        self._take_backups()
+
+    def _save(self, victim: Node, c: int, host: HostTier) -> None:
+        """Before `victim` loses component `c` on the device: queue a copy of all that goes with it."""
+        for other, component in enumerate(self._components):
+            if other == c or self._components[c].prefix_closed:
+                component.write_through(victim)
+        self._take_backups()
+
+    def _take_backups(self) -> None:
+        assert self._host is not None
+        for c, requests in enumerate(self._requests):
+            for node in requests.take_backups():
+                self._host.backups.start(node, c)
+
+    # L2 -> L1
+
+    def _longest_fitting(self, lock: TreeLock, device_len: int) -> int:
+        """The longest usable length of the locked path whose missing pages the device could hold, evicting if need be."""
+        tree, store = self._tree, self._tree.store
+        room = [a.n_free + e for a, e in zip(self._allocators, store.evictable[DEVICE], strict=True)]
+        node: Node | None = lock.node
+        while node is not None and node.parent is not None and node.end > device_len:
+            length = node.end
+            if reach(self._components, node, length, host=True) == length:
+                lacking = [self._units(node, length, c) - room[c] for c in range(len(room))]
+                if max(lacking) <= 0:
+                    return length
+                only_pages = len(room) == 1 and not self._components[0].at_node_end
+                shorter = length - lacking[0] * tree.page_size
+                if only_pages and shorter > max(node.parent.end, device_len):
+                    return shorter
+            node = node.parent
+        return device_len
+
+    def _units(self, end: Node, length: int, c: int) -> int:
+        """Indices of component `c` that a load of `length` has to allocate."""
+        assert self._host is not None
+        nodes, _ = self._host.loads.needs(end, length, c)
+        return sum(len(node.cells[c].host or b"") for node in nodes) // INDEX_BYTES
+
+    def _start_loads(self, lock: TreeLock, host: HostTier) -> list[Loading] | None:
+        """Allocate and start what the lock needs; None, with nothing started, when a component has no room after all."""
+        assert lock.node is not None
+        missing: list[list[Node]] = []
+        waits_for: dict[Loading, None] = {}
+        for c in range(len(self._components)):
+            nodes, joined = host.loads.needs(lock.node, lock.length, c)
+            missing.append(nodes)
+            waits_for.update(dict.fromkeys(joined))
+        pages: list[Indices] = []
+        for c, nodes in enumerate(missing):
+            indices = self._alloc(c, sum(len(node.cells[c].host or b"") for node in nodes) // INDEX_BYTES)
+            if indices is None:
+                for taken, got in enumerate(pages):
+                    self._freeing.pages(taken, got)
+                return None
+            pages.append(indices)
+        for c, (component, nodes, indices) in enumerate(zip(self._components, missing, pages, strict=True)):
+            at = 0
+            for node in nodes:
+                n = len(node.cells[c].host or b"") // INDEX_BYTES
+                component.prefetch(node, indices[at : at + n])
+                at += n
+            requests = self._requests[c].take_loads()
+            if requests:
+                waits_for[host.loads.start(c, requests)] = None
+        return list(waits_for)
+
+    def _alloc(self, c: int, n: int) -> Indices | None:
+        if not n:
+            return NO_INDICES
+        allocator = self._allocators[c]
+        indices = allocator.alloc(n)
+        if indices is None and n <= allocator.n_free + self._tree.store.evictable[DEVICE][c]:
+            self.evict(self._components[c].name, n - allocator.n_free)
+            indices = allocator.alloc(n)
+        return indices
+
+    def _usable(self, lock: Lock) -> bool:
+        tree_lock = cast(TreeLock, lock)
+        node = tree_lock.node
+        return node is not None and reach(self._components, node, lock.length, host=False) == lock.length
+
+    def _turn(self) -> None:
+        """An idle step: what is queued is dispatched, what is complete is committed."""
+        self._pool_set.give(self._pool_set.take())
+        self.poll()
+
+    def _place(self, component: str, tier: Tier) -> int:
+        c = self._tree.store.components.get(component)
+        if c is None:
+            raise KeyError(f"this cache has the components {', '.join(self._tree.store.components)}, not {component!r}")
+        if tier not in ("device", "host") or (tier == "host" and self._host is None):
+            raise KeyError(f"this cache has no tier {tier!r}" + ("; set hicache to get L2" if tier == "host" else ""))
+        return c
+
+
+def make(config: CacheConfig, deps: CacheDeps) -> UnifiedRadixCache:
+    """The factory named by the descriptor."""
+    return UnifiedRadixCache(config, deps)

@@ -1,0 +1,188 @@
+"""HiCacheController: sole owner of the copies between device (L1) and host (L2).
+
+Everything is dispatched by the thread that owns the engine: copies are only queued here, and the host's `PoolSet.take` dispatches the
+queue. `async_impl` chooses who waits: `future` looks at `is_ready()` in `poll`, `threadpool` lets a few workers block. Commits happen
+in `poll`, in the order of submission for each direction. It knows indices and host pools; it knows no tree and no policy.
+"""
+
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from time import perf_counter
+from typing import Any, Literal, final
+
+import jax
+import numpy as np
+
+from kvcache_core.contracts.counters import CacheCounters
+from kvcache_core.contracts.pools import DevicePool, PoolSet
+from kvcache_core.contracts.results import Indices
+from kvcache_core.transfer_queue import TransferQueue
+from kvcache_unified_hicache.copies import LoadCopy, WriteCopy
+from kvcache_unified_hicache.host_pool.base import HostKVPool
+from kvcache_unified_hicache.transfer import OnCommit, Transfer
+from kvcache_unified_hicache.waiting import BatchJobs, Waiting, make_waiting
+
+EvictCallback = Callable[[str, Indices], None]
+"""(component, host slots) that were evicted to make room: whoever knew what was in them forgets it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ControllerParts:
+    """What a controller is made of; `deps.controller` is called with it. `max_bytes_in_flight` bounds the copies under way."""
+
+    queue: TransferQueue
+    pool_set: PoolSet
+    device_pools: Mapping[str, DevicePool]
+    host_pools: Mapping[str, HostKVPool]
+    evict_callback: EvictCallback
+    async_impl: Literal["future", "threadpool"]
+    max_bytes_in_flight: int
+    agree: Callable[[Sequence[int]], Sequence[int]]
+    counters: CacheCounters
+
+
+@final
+class HiCacheController:
+    """Implements `TransferController`. Belongs to the thread that built it."""
+
+    def __init__(self, parts: ControllerParts) -> None:
+        self._parts = parts
+        self._waiting: Waiting = make_waiting(parts.async_impl)
+        self._jobs = BatchJobs(self._waiting)
+        self._writes: deque[WriteCopy] = deque()
+        self._loads: deque[LoadCopy] = deque()
+        self._bytes = 0
+        self._closed = False
+
+    def has_room(self, component: str, n: int) -> bool:
+        return self._bytes + n * self._parts.host_pools[component].page_bytes <= self._parts.max_bytes_in_flight
+
+    def reserve(self, component: str, n: int) -> Indices | None:
+        """`n` host slots, the caller's from now on; on shortage the host pool evicts, and `evict_callback` is told."""
+        pool = self._parts.host_pools[component]
+        slots = pool.alloc(n)
+        if slots is None:
+            evicted = pool.evict(n - pool.n_free)
+            if len(evicted):
+                self._parts.evict_callback(component, evicted)
+            slots = pool.alloc(n)
+        return slots
+
+    def write(self, host_indices: Indices, device_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
+        """The content of the device pages as it is at the next dispatch goes to the host slots, which stay the caller's.
+
+        Raises ValueError for different numbers of indices.
+        """
+        _check_pairs(host_indices, device_indices)
+        queued = self._parts.queue.enqueue_gather(component, device_indices)
+        copy = WriteCopy(component, host_indices, queued, on_commit)
+        self._bytes += self._size(copy)
+        self._writes.append(copy)
+        return copy
+
+    def load(self, device_indices: Indices, host_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
+        """The content of the host slots as it is now goes to the device pages. The slots may be freed after the call.
+
+        Raises ValueError for different numbers of indices, or a slot without content.
+        """
+        _check_pairs(host_indices, device_indices)
+        captured = self._parts.host_pools[component].get(host_indices)
+        copy = LoadCopy(component, device_indices, captured, self._parts.queue, self._forget, on_commit)
+        self._bytes += self._size(copy)
+        self._loads.append(copy)
+        copy.advance(self._waiting)
+        return copy
+
+    def poll(self) -> int:
+        for load in self._loads:
+            load.advance(self._waiting)
+        for write in self._writes:
+            write.advance(self._jobs)
+            if not write.complete:
+                break  # later ones wait for it anyhow
+        writes, loads = self._parts.agree([_ready(self._writes), _ready(self._loads)])
+        for _ in range(writes):
+            self._commit_write(self._writes.popleft())
+        for _ in range(loads):
+            copy = self._loads.popleft()
+            self._finish(copy, "h2d", copy.ok)
+        if not self._writes:
+            self._jobs.forget()
+        return writes + loads
+
+    def close(self) -> None:
+        """What is in flight is dropped: nobody is told, because the cache ends too."""
+        if not self._closed:
+            self._closed = True
+            self._waiting.close()
+            self._writes.clear()
+            self._loads.clear()
+
+    def get_cpu_copy(self, device_indices: Indices, component: str = "full") -> Any:
+        """For diagnosis: the content of device pages as the pool's pytree of numpy arrays, [n, ...] each. Waits for it."""
+        buffers = self._parts.pool_set.take()
+        try:
+            pages = self._parts.device_pools[component].gather(buffers[component], device_indices)
+        finally:
+            self._parts.pool_set.give(buffers)
+        return jax.tree.map(lambda array: np.array(array)[: len(device_indices)], pages)
+
+    def load_cpu_copy(self, device_indices: Indices, pages: Any, component: str = "full") -> None:
+        """For diagnosis: write what `get_cpu_copy` gave back to device pages."""
+        pool = self._parts.device_pools[component]
+        struct = pool.host_struct()
+        rows = 1 << max(0, len(device_indices) - 1).bit_length()
+
+        def place(array: Any, like: Any) -> jax.Array:
+            padded = np.zeros((rows, *array.shape[1:]), array.dtype)
+            padded[: len(array)] = array
+            return jax.device_put(padded, like.sharding)
+
+        placed = jax.tree.map(place, pages, struct)
+        buffers = dict(self._parts.pool_set.take())
+        try:
+            buffers[component] = pool.scatter(buffers[component], device_indices, placed)
+        finally:
+            self._parts.pool_set.give(buffers)
+
+    def _commit_write(self, copy: WriteCopy) -> None:
+        ok = copy.ok
+        if ok:
+            try:
+                copy.land(self._parts.host_pools[copy.component])
+            except Exception as error:
+                copy.error = error
+                ok = False
+        self._finish(copy, "d2h", ok)
+
+    def _finish(self, copy: WriteCopy | LoadCopy, direction: str, ok: bool) -> None:
+        counters, nbytes = self._parts.counters, self._size(copy)
+        self._bytes -= nbytes
+        if ok:
+            counters.bytes_moved[direction] += nbytes
+            counters.seconds_moving[direction] += perf_counter() - copy.started
+        copy.commit(ok)
+
+    def _forget(self, copy: LoadCopy) -> None:
+        """A load was cancelled before it was dispatched."""
+        self._loads.remove(copy)
+        self._bytes -= self._size(copy)
+
+    def _size(self, copy: WriteCopy | LoadCopy) -> int:
+        return len(copy.indices) * self._parts.host_pools[copy.component].page_bytes
+
+
+def _ready(copies: deque[WriteCopy] | deque[LoadCopy]) -> int:
+    """How many at the head are complete: later ones wait for them."""
+    n = 0
+    for copy in copies:
+        if not copy.complete:
+            break
+        n += 1
+    return n
+
+
+def _check_pairs(host_indices: Indices, device_indices: Indices) -> None:
+    if len(host_indices) != len(device_indices):
+        raise ValueError(f"pages are copied one to one: {len(host_indices)} host and {len(device_indices)} device indices")

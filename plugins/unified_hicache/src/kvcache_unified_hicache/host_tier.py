@@ -1,0 +1,135 @@
+"""L2 of one cache: host pools, the controller, and the two directions of copies, put together from the configuration.
+
+It knows the tree and the pools; it does not know requests or what is worth caching.
+"""
+
+import logging
+from collections.abc import Callable, Sequence
+from typing import final
+
+from kvcache_core.config.model import HiCacheConfig
+from kvcache_core.contracts.counters import CacheCounters
+from kvcache_core.contracts.results import Indices, SizeInfo
+from kvcache_core.deps import CacheDeps
+from kvcache_radix.reclaimed import Reclaimed
+from kvcache_radix.store import HOST
+from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.backups import Backups
+from kvcache_unified_hicache.controller import ControllerParts, HiCacheController
+from kvcache_unified_hicache.freeing import Freeing
+from kvcache_unified_hicache.sizing import host_slots
+from kvcache_unified_hicache.host_pool.base import HostKVPool
+from kvcache_unified_hicache.host_pool.per_page import PerPagePool
+from kvcache_unified_hicache.host_pool.preallocated import PreallocatedPool
+from kvcache_unified_hicache.loads import Loads
+from kvcache_unified_hicache.transfer import TransferController
+
+log = logging.getLogger(__name__)
+
+POOLS = {"per_page": PerPagePool, "preallocated": PreallocatedPool}
+
+IN_FLIGHT_SHARE = 4
+"""Copies under way may take one part in so many of the host pools' memory."""
+
+
+@final
+class TreeVictims:
+    """Chooses a host pool's victims: the tree's least recently used. What else leaves the tree with them waits in `leftovers`, whose
+    owner frees it as soon as the pool is done."""
+
+    def __init__(self, tree: RadixTree, c: int, leftovers: list[Reclaimed]) -> None:
+        self._tree = tree
+        self._c = c
+        self._leftovers = leftovers
+
+    def __call__(self, n: int) -> Indices:
+        reclaimed = self._tree.evict(self._tree.store.geometries[self._c].name, n, "host")
+        slots = reclaimed.take(HOST, self._c)
+        self._leftovers.append(reclaimed)
+        return slots
+
+
+@final
+class HostTier:
+    """Assembled for `deps` as `hicache` (resolved) says. `freeing` gives back what leaves the tree, in both tiers.
+
+    Raises:
+        ConfigError: the memory it asks for is not there.
+    """
+
+    def __init__(self, hicache: HiCacheConfig, deps: CacheDeps, tree: RadixTree, counters: CacheCounters) -> None:
+        self._tree = tree
+        self._counters = counters
+        self._leftovers: list[Reclaimed] = []
+        names = [geometry.name for geometry in tree.store.geometries]
+        totals = host_slots(hicache, deps, names)
+        self._pools: list[HostKVPool] = []
+        for c, name in enumerate(names):
+            victims = TreeVictims(tree, c, self._leftovers)
+            self._pools.append(POOLS[hicache.host_pool](deps.pools[name].host_struct(), totals[c], victims))
+        self.freeing = Freeing([deps.allocators[name] for name in names], self._pools)
+        parts = ControllerParts(
+            queue=deps.queue,
+            pool_set=deps.pool_set,
+            device_pools=deps.pools,
+            host_pools=dict(zip(names, self._pools, strict=True)),
+            evict_callback=self._count_evicted,
+            async_impl=hicache.async_impl,
+            max_bytes_in_flight=sum(pool.budget_bytes for pool in self._pools) // IN_FLIGHT_SHARE,
+            agree=deps.agree,
+            counters=counters,
+        )
+        make_controller: Callable[[ControllerParts], TransferController] = deps.controller or HiCacheController
+        self.controller = make_controller(parts)
+        store, freeing = tree.store, self.freeing
+        self.backups = Backups(store, self.controller, self.alloc, freeing.slots, freeing.release, counters)
+        self.loads = Loads(store, self.controller, freeing.pages, freeing.release, counters)
+        self.backup_on_insert = hicache.write_settings().backup_on == "insert"
+        self._warn(deps, names, totals)
+
+    def alloc(self, c: int, n: int) -> Indices | None:
+        """`n` slots, evicting from the host on shortage; None at once when even that could not give them. Eviction may drop nodes
+        that have no device data."""
+        # Asked for more than there can be, it must fail before anything is evicted for nothing.
+        if n > self._pools[c].n_free + self._tree.store.evictable[HOST][c]:
+            return None
+        slots = self.controller.reserve(self._tree.store.geometries[c].name, n)
+        leftovers = self._leftovers[:]
+        self._leftovers.clear()
+        for reclaimed in leftovers:
+            self.freeing.release(reclaimed)
+        return slots
+
+    def evict(self, c: int, n: int) -> int:
+        """Free at least `n` slots, as far as unlocked data goes; returns how many slots were freed."""
+        reclaimed = self._tree.evict(self._tree.store.geometries[c].name, n, "host")
+        slots = reclaimed.indices(HOST, c)
+        self.freeing.release(reclaimed)
+        self._count_evicted(self._tree.store.geometries[c].name, slots)
+        return len(slots)
+
+    def size(self, c: int) -> SizeInfo:
+        pool, store = self._pools[c], self._tree.store
+        evictable, protected, in_flight = store.evictable[HOST][c], store.protected[HOST][c], self.backups.in_flight[c]
+        owned = pool.total - pool.n_free - evictable - protected - in_flight
+        return SizeInfo(pool.n_free, evictable, protected, in_flight, owned, pool.total)
+
+    def check_integrity(self) -> None:
+        """Raises IntegrityError when a host pool disagrees with itself."""
+        for pool in self._pools:
+            pool.check_integrity()
+
+    def _count_evicted(self, component: str, slots: Indices) -> None:
+        self._counters.host_evicted_tokens += len(slots) * self._tree.page_size
+
+    def _warn(self, deps: CacheDeps, names: Sequence[str], totals: Sequence[int]) -> None:
+        for name, total in zip(names, totals, strict=True):
+            device = deps.allocators[name].total
+            if self.backup_on_insert and total <= device:
+                log.warning(
+                    "L2 holds %d pages of %r, L1 holds %d: copies made at insert into an L2 no larger than L1 gain nothing; "
+                    "raise hicache.ratio, or set hicache.backup_on: evict",
+                    total,
+                    name,
+                    device,
+                )

@@ -1,0 +1,30 @@
+"""The invariants that transfers add to those of the tree: I7, and that what is in flight has one owner. For tests, after every step."""
+
+from collections.abc import Collection
+
+import numpy as np
+
+from kvcache_core.contracts.results import NO_INDICES, Indices
+from kvcache_core.errors import IntegrityError
+from kvcache_radix.integrity import nodes_of
+from kvcache_radix.store import NodeStore
+from kvcache_unified_hicache.operation import Operation
+
+
+def destinations(running: Collection[Operation], c: int) -> Indices:
+    """All indices of component `c` that transfers own."""
+    return np.concatenate([NO_INDICES, *(operation.destination for operation in running if operation.c == c)])
+
+
+def check_operations(store: NodeStore, running: Collection[Operation]) -> None:
+    """I7: every transfer that a cell refers to is pending and knows the node. Raises IntegrityError."""
+    pending = set(running)
+    for node in nodes_of(store):
+        for cell, geometry in zip(node.cells, store.geometries, strict=True):
+            operation = cell.operation
+            if operation is None:
+                continue
+            if operation not in pending:
+                raise IntegrityError(f"I7: {geometry.name} of the node to {node.end} refers to a transfer that ended")
+            if node not in next(o for o in pending if o is operation).nodes:
+                raise IntegrityError(f"I7: the transfer of {geometry.name} to {node.end} does not know the node")

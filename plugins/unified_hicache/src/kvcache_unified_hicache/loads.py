@@ -1,0 +1,125 @@
+"""L2 -> L1: what a load must bring, where it lands, and who waits for it.
+
+The host part of a prefix is locked while it loads, so its source stays; the source is captured in the call. Loads of one node join: the
+second waits for the first. A load is committed in the order of the path, and only under data: full attention stays closed.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+import numpy as np
+
+from kvcache_core.contracts.counters import CacheCounters
+from kvcache_core.contracts.results import Indices
+from kvcache_radix.node import Node
+from kvcache_radix.reclaimed import Reclaimed
+from kvcache_radix.store import DEVICE, NodeStore
+from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.requests import LoadRequest
+from kvcache_unified_hicache.transfer import Transfer, TransferController
+
+
+@final
+class Loading:
+    """One transfer under way and the operations it carries. `interest`: tickets that wait for it."""
+
+    __slots__ = ("interest", "operations", "transfer")
+
+    def __init__(self, operations: Sequence[Operation]) -> None:
+        self.operations = operations
+        self.interest = 0
+        self.transfer: Transfer | None = None
+
+    @property
+    def done(self) -> bool:
+        return all(operation.done for operation in self.operations)
+
+
+@final
+class Loads:
+    """`free(c, pages)` gives device pages back; `release` frees what left the tree. `in_flight[c]` counts the destination pages of
+    `running`."""
+
+    def __init__(
+        self,
+        store: NodeStore,
+        controller: TransferController,
+        free: Callable[[int, Indices], None],
+        release: Callable[[Reclaimed], None],
+        counters: CacheCounters,
+    ) -> None:
+        self._store = store
+        self._controller = controller
+        self._free = free
+        self._release = release
+        self._counters = counters
+        self._by_operation: dict[object, Loading] = {}
+        self.running: set[Operation] = set()
+        self.in_flight = [0] * len(store.geometries)
+
+    def needs(self, end: Node, length: int, c: int) -> tuple[list[Node], list[Loading]]:
+        """Nodes of the path to `end` whose host data of `c` a prefix of `length` needs on the device, from the root downwards, and
+        the loads already under way for others of them."""
+        missing: list[Node] = []
+        joined: dict[Loading, None] = {}
+        need = self._store.geometries[c].first_needed(length)
+        node: Node | None = end
+        while node is not None and node.parent is not None and node.end > need:
+            cell = node.cells[c]
+            if cell.device is None:
+                loading = self._by_operation.get(cell.operation)
+                if loading is None:
+                    missing.append(node)
+                else:
+                    joined[loading] = None
+            node = node.parent
+        missing.reverse()
+        return missing, list(joined)
+
+    def start(self, c: int, requests: Sequence[LoadRequest]) -> Loading:
+        """Load the host data of `requests` (from the root downwards) into the pages they name, as one transfer."""
+        geometry, page = self._store.geometries[c], self._store.page_size
+        sources: list[bytes] = []
+        for node, _ in requests:
+            host = node.cells[c].host
+            assert host is not None, "a locked host node keeps its data"
+            sources.append(host)
+        operations = [Operation(node, c, geometry, page, indices) for node, indices in requests]
+        loading = Loading(operations)
+        destination = np.concatenate([indices for _, indices in requests])
+        self.in_flight[c] += len(destination)
+        self.running.update(operations)
+        self._by_operation.update(dict.fromkeys(operations, loading))
+        source = np.frombuffer(b"".join(sources), np.int32)
+        loading.transfer = self._controller.load(destination, source, geometry.name, lambda ok: self._commit(loading, ok))
+        return loading
+
+    def leave(self, loading: Loading) -> None:
+        """A ticket lost interest. What nobody waits for and was not dispatched is dropped, and its destination freed."""
+        loading.interest -= 1
+        if not loading.interest and not loading.done and loading.transfer is not None:
+            loading.transfer.cancel()
+
+    def _commit(self, loading: Loading, ok: bool) -> None:
+        store, reclaimed = self._store, Reclaimed()
+        for operation in loading.operations:
+            c = operation.c
+            self.running.remove(operation)
+            del self._by_operation[operation]
+            self.in_flight[c] -= len(operation.destination)
+            landed: list[slice] = []
+            for node, cell, part in operation.finish():
+                assert node.parent is not None
+                closed = not store.geometries[c].prefix_closed or node.parent.cells[c].device is not None
+                if ok and closed and cell.device is None:
+                    store.put(node, c, operation.destination[part].tobytes(), DEVICE)
+                    store.offer(node, c)
+                    landed.append(part)
+                    self._counters.host_loaded_tokens += 1 if store.geometries[c].at_node_end else node.end - node.start
+                elif cell.empty:
+                    # Cancelled or failed, and the host copy went meanwhile.
+                    store.settle(node, reclaimed)
+            self._free(c, operation.rest(landed))
+        self._release(reclaimed)
+
+

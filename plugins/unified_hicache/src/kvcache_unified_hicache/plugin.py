@@ -1,0 +1,17 @@
+"""What kvcache-unified-hicache tells the core. Imports neither jax nor the cache itself."""
+
+from kvcache_core.registry.descriptors import CacheTypeDescriptor
+from kvcache_core.registry.hookspecs import hookimpl
+
+
+@hookimpl
+def kvcache_cache_types() -> list[CacheTypeDescriptor]:
+    return [
+        CacheTypeDescriptor(
+            name="unified_radix_cache",
+            summary="prefix reuse for any set of components, in device memory and, with hicache, in host memory",
+            factory="kvcache_unified_hicache.cache:make",
+            tiers=True,
+            needs_components=True,
+        )
+    ]

@@ -1,0 +1,57 @@
+"""What the cache asks of whoever moves pages between device and host: the seam between policy and copies.
+
+`HiCacheController` is the real one; tests script another through `deps.controller`. It speaks of indices and never of nodes.
+"""
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable
+from typing import Protocol
+
+from kvcache_core.contracts.results import Indices
+
+OnCommit = Callable[[bool], None]
+"""Called exactly once, on the owner thread inside `poll` (or `cancel`), with whether the copy is whole."""
+
+
+class Transfer(ABC):
+    """The future of one copy of one component. Sources are captured at dispatch (device) or in the call (host)."""
+
+    @property
+    @abstractmethod
+    def done(self) -> bool:
+        """Committed: `on_commit` was called."""
+
+    @abstractmethod
+    def cancel(self) -> bool:
+        """Drop a copy that was not dispatched yet; `on_commit(False)` is called then, and True returned. False: too late."""
+
+
+class TransferController(Protocol):
+    """Sole owner of transfers between L1 and L2. All methods are called on the owner thread.
+
+    Commits happen in `poll`, in the order of submission for each direction.
+    """
+
+    def has_room(self, component: str, n: int) -> bool:
+        """Whether `n` more indices may be in flight."""
+        ...
+
+    def reserve(self, component: str, n: int) -> Indices | None:
+        """`n` host slots, the caller's from now on, evicting from the host on shortage; None when even that does not give them."""
+        ...
+
+    def write(self, host_indices: Indices, device_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
+        """Copy device pages to host slots, one to one by position (L1 -> L2)."""
+        ...
+
+    def load(self, device_indices: Indices, host_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
+        """Copy host slots to device pages, one to one by position (L2 -> L1). The slots may be freed after the call."""
+        ...
+
+    def poll(self) -> int:
+        """Commit what is complete; returns how many transfers."""
+        ...
+
+    def close(self) -> None:
+        """End threads; what is in flight is dropped without a commit. Idempotent."""
+        ...
