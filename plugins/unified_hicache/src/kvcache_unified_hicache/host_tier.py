@@ -84,7 +84,7 @@ class HostTier:
         store, freeing = tree.store, self.freeing
         self.backups = Backups(store, self.controller, self.alloc, freeing.slots, freeing.release, counters)
         self.loads = Loads(store, self.controller, freeing.pages, freeing.release, counters)
-        self.backup_on_insert = hicache.write_settings().backup_on == "insert"
+        self.backup_on_insert = hicache.write_settings.backup_on == "insert"
         self._warn(deps, names, totals)
 
     def alloc(self, c: int, n: int) -> Indices | None:
