@@ -1,7 +1,7 @@
 """L1 -> L2: which nodes are copied to the host, where the copies land, and what becomes of those that fail.
 
-A copy is queued when a node is inserted (`backup_on: insert`) or when it is about to lose its device data (`backup_on: evict`, and
-whatever was skipped before). Residency is claimed at the commit, never before. It does not move bytes: the controller does.
+A copy is queued when a node is inserted (`backup_on: insert`) or when it is about to lose its device data (`backup_on: evict`,
+and whatever was skipped before). Residency is claimed at the commit, never before. It does not move bytes: the controller does.
 """
 
 from collections.abc import Callable, Sequence
@@ -50,8 +50,8 @@ class Backups:
         return node.parent is not None and cell.device is not None and cell.host is None and cell.operation is None
 
     def start(self, node: Node, c: int) -> bool:
-        """Queue the copy of one node's component. False where it is not wanted, or there is no room for it: then it is counted and
-        tried again when the node is evicted. May evict from the host; look at other nodes again afterwards."""
+        """Queue the copy of one node's component. False where it is not wanted, or there is no room for it: then it is counted
+        and tried again when the node is evicted. May evict from the host; look at other nodes again afterwards."""
         if not self.wanted(node, c):
             return False
         cell = node.cells[c]

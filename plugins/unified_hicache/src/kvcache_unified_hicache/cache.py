@@ -1,7 +1,7 @@
 """UnifiedRadixCache: one tree over any set of components, with device memory (L1) and, with `hicache`, host memory (L2).
 
-The tree of kvcache-radix decides what is known and usable; this class adds allocators, copies between the tiers and their accounting.
-HiCache is assembled here, from the configuration. It does not know how bytes move: that is the controller's.
+The tree of kvcache-radix decides what is known and usable; this class adds allocators, copies between the tiers and their
+accounting. HiCache is assembled here, from the configuration. It does not know how bytes move: that is the controller's.
 """
 
 from collections.abc import Mapping
@@ -16,8 +16,8 @@ from kvcache_core.deps import CacheDeps
 from kvcache_radix.integrity import check_ownership, check_tree
 from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reach import reach
-from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.receipt import TreeLock
+from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.freeing import Freeing
@@ -72,8 +72,8 @@ class UnifiedRadixCache(BasePrefixCache):
         return result
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
-        """Frees at least min(n, evictable); the last victim is trimmed. Without a host tier nothing is copied. Raises KeyError for
-        an unknown component or tier."""
+        """Frees at least min(n, evictable); the last victim is trimmed. Without a host tier nothing is copied. Raises KeyError
+        for an unknown component or tier."""
         c = self._place(component, tier)
         if tier == "host":
             assert self._host is not None

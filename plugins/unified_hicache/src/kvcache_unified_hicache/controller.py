@@ -1,8 +1,9 @@
 """HiCacheController: sole owner of the copies between device (L1) and host (L2).
 
-Everything is dispatched by the thread that owns the engine: copies are only queued here, and the host's `PoolSet.take` dispatches the
-queue. `async_impl` chooses who waits: `future` looks at `is_ready()` in `poll`, `threadpool` lets a few workers block. Commits happen
-in `poll`, in the order of submission for each direction. It knows indices and host pools; it knows no tree and no policy.
+Everything is dispatched by the thread that owns the engine: copies are only queued here, and the host's `PoolSet.take`
+dispatches the queue. `async_impl` chooses who waits: `future` looks at `is_ready()` in `poll`, `threadpool` lets a few workers
+block. Commits happen in `poll`, in the order of submission for each direction. It knows indices and host pools; it knows no tree
+and no policy.
 """
 
 from collections import deque

@@ -128,5 +128,3 @@ class LoadCopy(Transfer):
     def commit(self, ok: bool) -> None:
         self._done = True
         self._on_commit(ok)
-
-

@@ -17,11 +17,11 @@ from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.backups import Backups
 from kvcache_unified_hicache.controller import ControllerParts, HiCacheController
 from kvcache_unified_hicache.freeing import Freeing
-from kvcache_unified_hicache.sizing import host_slots
 from kvcache_unified_hicache.host_pool.base import HostKVPool
 from kvcache_unified_hicache.host_pool.per_page import PerPagePool
 from kvcache_unified_hicache.host_pool.preallocated import PreallocatedPool
 from kvcache_unified_hicache.loads import Loads
+from kvcache_unified_hicache.sizing import host_slots
 from kvcache_unified_hicache.transfer import TransferController
 
 log = logging.getLogger(__name__)
@@ -34,8 +34,8 @@ IN_FLIGHT_SHARE = 4
 
 @final
 class TreeVictims:
-    """Chooses a host pool's victims: the tree's least recently used. What else leaves the tree with them waits in `leftovers`, whose
-    owner frees it as soon as the pool is done."""
+    """Chooses a host pool's victims: the tree's least recently used. What else leaves the tree with them waits in `leftovers`,
+    whose owner frees it as soon as the pool is done."""
 
     def __init__(self, tree: RadixTree, c: int, leftovers: list[Reclaimed]) -> None:
         self._tree = tree

@@ -1,4 +1,5 @@
-"""The invariants that transfers add to those of the tree: I7, and that what is in flight has one owner. For tests, after every step."""
+"""The invariants that transfers add to those of the tree: I7, and that what is in flight has one owner. For tests, after every
+step."""
 
 from collections.abc import Collection
 

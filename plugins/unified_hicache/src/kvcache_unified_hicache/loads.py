@@ -1,7 +1,8 @@
 """L2 -> L1: what a load must bring, where it lands, and who waits for it.
 
-The host part of a prefix is locked while it loads, so its source stays; the source is captured in the call. Loads of one node join: the
-second waits for the first. A load is committed in the order of the path, and only under data: full attention stays closed.
+The host part of a prefix is locked while it loads, so its source stays; the source is captured in the call. Loads of one node
+join: the second waits for the first. A load is committed in the order of the path, and only under data: full attention stays
+closed.
 """
 
 from collections.abc import Callable, Sequence
@@ -37,8 +38,8 @@ class Loading:
 
 @final
 class Loads:
-    """`free(c, pages)` gives device pages back; `release` frees what left the tree. `in_flight[c]` counts the destination pages of
-    `running`."""
+    """`free(c, pages)` gives device pages back; `release` frees what left the tree. `in_flight[c]` counts the destination pages
+    of `running`."""
 
     def __init__(
         self,
@@ -58,8 +59,8 @@ class Loads:
         self.in_flight = [0] * len(store.geometries)
 
     def needs(self, end: Node, length: int, c: int) -> tuple[list[Node], list[Loading]]:
-        """Nodes of the path to `end` whose host data of `c` a prefix of `length` needs on the device, from the root downwards, and
-        the loads already under way for others of them."""
+        """Nodes of the path to `end` whose host data of `c` a prefix of `length` needs on the device, from the root downwards,
+        and the loads already under way for others of them."""
         missing: list[Node] = []
         joined: dict[Loading, None] = {}
         need = self._store.geometries[c].first_needed(length)
@@ -121,5 +122,3 @@ class Loads:
                     store.settle(node, reclaimed)
             self._free(c, operation.rest(landed))
         self._release(reclaimed)
-
-

@@ -1,7 +1,7 @@
 """One copy of one component's data of one node, under way between two tiers.
 
-It names its place by token positions, not by node: a split while it runs spreads it over several nodes, a deletion takes some away, and
-whatever is left when it ends is found by position. The destination indices belong to it until then.
+It names its place by token positions, not by node: a split while it runs spreads it over several nodes, a deletion takes some
+away, and whatever is left when it ends is found by position. The destination indices belong to it until then.
 """
 
 from collections.abc import Iterator
@@ -35,8 +35,8 @@ class Operation:
         self.nodes.append(head)
 
     def finish(self) -> Iterator[tuple[Node, Cell, slice]]:
-        """End the operation: yields each node that is still there and still refers to it, from the root downwards, with the part of
-        `destination` that is its own. An operation that was overwritten finds itself a stranger everywhere."""
+        """End the operation: yields each node that is still there and still refers to it, from the root downwards, with the part
+        of `destination` that is its own. An operation that was overwritten finds itself a stranger everywhere."""
         self.done = True
         alive = [node for node in self.nodes if node.parent is not None]
         for node in sorted(alive, key=lambda node: node.end):
@@ -57,4 +57,3 @@ class Operation:
         if self._at_node_end:
             return slice(0, 1)
         return slice((node.start - self._start) // self._page_size, (node.end - self._start) // self._page_size)
-

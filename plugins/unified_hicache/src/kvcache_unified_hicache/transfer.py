@@ -37,7 +37,8 @@ class TransferController(Protocol):
         ...
 
     def reserve(self, component: str, n: int) -> Indices | None:
-        """`n` host slots, the caller's from now on, evicting from the host on shortage; None when even that does not give them."""
+        """`n` host slots, the caller's from now on, evicting from the host on shortage; None when even that does not give
+        them."""
         ...
 
     def write(self, host_indices: Indices, device_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
