@@ -9,6 +9,7 @@ Without peers it still prints our figures. What is measured and how to read it: 
 import argparse
 import datetime
 import json
+import os
 import platform
 import sys
 from collections.abc import Iterable
@@ -81,6 +82,15 @@ class Bench:
         if self._peers.sglang is not None:
             found |= {f"peer's {name}": version for name, version in self._peers.sglang.run("versions").items()}
         return found
+
+    def not_run(self) -> list[str]:
+        """What the reader misses, and the options that bring it."""
+        missing: list[str] = []
+        if self._peers.sglang is None:
+            missing.append("peer: not run (SGLang's tree: --peers, --peer-python, --sglang)")
+        if self._peers.vllm is None:
+            missing.append("peer: not run (vLLM's manager: --peers, --peer-python, --vllm)")
+        return missing
 
     def operations(self) -> list[Figure]:
         made: list[Figure] = []
@@ -177,9 +187,12 @@ def main() -> int:
     about = {
         "command": " ".join(["python benchmarks/bench_radix_tree.py", *_without_paths(sys.argv[1:])]),
         "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "machine": f"{platform.machine()}, {platform.system()}",
+        "machine": f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores",
+        "load at the start": f"{os.getloadavg()[0]:.1f}",
         **bench.versions(),
     }
+    for line in bench.not_run():
+        print(line)
     made: list[Figure] = []
     trace = None if args.traces is None else args.traces / TRACE
     for part in (bench.operations, bench.eviction, bench.memory):

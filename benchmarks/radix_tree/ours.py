@@ -155,7 +155,9 @@ def profile(what: str, requests: Sequence[workload.Ids] | None) -> list[str]:
     """The lines of one profile; see `radix_tree.profiles`."""
     if what == "trace":
         assert requests is not None
-        return profiles.trace(lambda: trace.serve(build, PageAllocator(BLOCKS), requests, workload.CLOCKS["cpu"]))
+        allocator = PageAllocator(BLOCKS)
+        cache = build(allocator)
+        return profiles.trace(lambda: trace.serve(cache, allocator, requests, workload.CLOCKS["cpu"]))
     if what == "evict":
         return profiles.evictions(OurTree(PageAllocator(1000 * workload.LEAF // workload.PAGE)))
     look: Callable[[OurTree], list[str]] = {"insert": profiles.inserts, "row": profiles.rows, "long": profiles.long_matches}[what]
@@ -170,7 +172,7 @@ def main() -> None:
     parser.add_argument("--leaves", type=int, default=1000)
     parser.add_argument("--allocator", choices=["counting", "engine"], default="counting")
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=4_194_304)
+    parser.add_argument("--tokens", type=int, default=16_777_216)
     parser.add_argument("--requests", type=int, default=3000)
     parser.add_argument("--trace", type=Path)
     parser.add_argument("--what", choices=["insert", "row", "long", "evict", "trace"])
@@ -186,7 +188,8 @@ def main() -> None:
         result = memory(args.length, args.tokens)
     elif args.part == "trace":
         requests = trace.prompts(args.trace, args.requests)
-        result = trace.serve(build, PageAllocator(BLOCKS), requests, workload.CLOCKS[args.clock])
+        allocator = PageAllocator(BLOCKS)
+        result = trace.serve(build(allocator), allocator, requests, workload.CLOCKS[args.clock])
     elif args.part == "profile":
         result = profile(args.what, trace.prompts(args.trace, args.requests) if args.trace else None)
     else:

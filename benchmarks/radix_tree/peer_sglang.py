@@ -80,7 +80,7 @@ def main() -> None:
     parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--leaves", type=int, default=1000)
     parser.add_argument("--length", type=int, default=4096)
-    parser.add_argument("--tokens", type=int, default=4_194_304)
+    parser.add_argument("--tokens", type=int, default=16_777_216)
     args = parser.parse_args()
     script = load(args.script)
     result: Any

@@ -30,11 +30,8 @@ def prompts(path: Path, n: int) -> list[Ids]:
     return made
 
 
-def serve(
-    build: Callable[[Allocator], BasePrefixCache], allocator: Allocator, requests: Sequence[Ids], tick: Callable[[], int]
-) -> dict[str, float]:
+def serve(cache: BasePrefixCache, allocator: Allocator, requests: Sequence[Ids], tick: Callable[[], int]) -> dict[str, float]:
     """Microseconds a request by phase, and the share of tokens that hit. `allocator`: one page for each block of the peer's."""
-    cache = build(allocator)
     spent = dict.fromkeys(("match", "alloc", "insert", "free"), 0)
     hit = total = failed = 0
     for ids in requests:
