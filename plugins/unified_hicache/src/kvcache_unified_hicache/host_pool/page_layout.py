@@ -76,11 +76,12 @@ class PageLayout:
         if treedef != self._treedef:
             raise ValueError(f"pages of structure {treedef} do not fit a host pool of {self._treedef}")
         rows = leaves[0].shape[0]
-        for leaf, shape, dtype in zip(leaves, self.shapes, self.dtypes, strict=True):
+        for leaf, shape, dtype, expected in zip(leaves, self.shapes, self.dtypes, self.shardings, strict=True):
             if leaf.shape != (rows, *shape) or leaf.dtype != dtype:
                 raise ValueError(f"pages of {leaf.dtype}{leaf.shape} do not fit a host pool of {dtype}{(rows, *shape)}")
-            if leaf.sharding.memory_kind != "pinned_host":
-                raise ValueError(f"pages must be in pinned_host memory, not in {leaf.sharding.memory_kind}")
+            placed: Sharding = leaf.sharding
+            if placed is not expected and placed != expected and not placed.is_equivalent_to(expected, leaf.ndim):
+                raise ValueError(f"pages must be in pinned_host memory and laid out as {expected}, not as {placed}")
         return rows
 
     def pack(self, pages: Pages, rows: Sequence[int]) -> list[jax.Array]:

@@ -5,7 +5,7 @@ and both copies are programs that the owner thread dispatches. In place and bit 
 scatters into pinned host memory on accelerators, where this pool must not be used.
 """
 
-from typing import final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
@@ -29,11 +29,12 @@ class PreallocatedPool(HostKVPool):
         shardings = jax.tree.map(lambda leaf: leaf.sharding, whole)
 
         def zeros() -> Pages:
-            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), whole)
+            return jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, _stored_as(leaf.dtype)), whole)
 
         self._buffers: Pages = jax.jit(zeros, out_shardings=shardings)()
         self._write = jax.jit(_write, donate_argnums=0, out_shardings=shardings)
-        self._read = jax.jit(_read, out_shardings=shardings)
+        dtypes = jax.tree.map(lambda leaf: leaf.dtype, whole)
+        self._read = jax.jit(lambda buffers, slots: _read(buffers, slots, dtypes), out_shardings=shardings)
         self._has_content = np.zeros(total + 1, np.bool_)
 
     @property
@@ -74,14 +75,31 @@ class PreallocatedPool(HostKVPool):
         self._has_content[slots] = False
 
 
+def _stored_as(dtype: np.dtype[Any]) -> np.dtype[Any]:
+    """XLA's CPU backend scatters bfloat16 and float8 through float32, which is slow and loses bits of NaNs: the same bits go as
+    integers. Other types go as they are; converting float32 would cost more than it brings."""
+    narrow = dtype.name == "bfloat16" or dtype.name.startswith("float8")
+    return np.dtype(f"uint{8 * dtype.itemsize}") if narrow else dtype
+
+
 def _write(buffers: Pages, slots: jax.Array, pages: Pages) -> Pages:
     slots = _weighed(slots)
-    return jax.tree.map(lambda buffer, rows: buffer.at[_beside(buffer, slots)].set(rows, mode="drop"), buffers, pages)
+
+    def put(buffer: jax.Array, rows: jax.Array) -> jax.Array:
+        rows = rows if rows.dtype == buffer.dtype else jax.lax.bitcast_convert_type(rows, buffer.dtype)
+        return buffer.at[_beside(buffer, slots)].set(rows, mode="drop")
+
+    return jax.tree.map(put, buffers, pages)
 
 
-def _read(buffers: Pages, slots: jax.Array) -> Pages:
+def _read(buffers: Pages, slots: jax.Array, dtypes: Any) -> Pages:
     slots = _weighed(slots)
-    return jax.tree.map(lambda buffer: buffer.at[_beside(buffer, slots)].get(mode="promise_in_bounds"), buffers)
+
+    def pick(buffer: jax.Array, dtype: np.dtype[Any]) -> jax.Array:
+        rows = buffer.at[_beside(buffer, slots)].get(mode="promise_in_bounds")
+        return rows if dtype == buffer.dtype else jax.lax.bitcast_convert_type(rows, dtype)
+
+    return jax.tree.map(pick, buffers, dtypes)
 
 
 def _weighed(slots: jax.Array) -> jax.Array:
