@@ -81,7 +81,9 @@ def compare(
     absolute: bool = False,
 ) -> Figure:
     """The ratio is taken round by round: both sides of a round ran one after the other."""
-    ratio = None if peer is None else spread([mine / theirs for mine, theirs in zip(ours, peer, strict=True)])
+    ratio = None
+    if peer is not None and all(peer):
+        ratio = spread([mine / theirs for mine, theirs in zip(ours, peer, strict=True)])
     return Figure(name, unit, clock, spread(ours), None if peer is None else spread(peer), ratio, target, absolute)
 
 
