@@ -11,6 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult
+from kvcache_core.contracts.tokens import INT32
 from kvcache_radix.node import Cell, Node, Root
 from kvcache_radix.offer import Offer
 from kvcache_radix.store import HOST, NodeStore
@@ -83,9 +84,14 @@ class Insertion:
                 at = cut
         if node is not None:
             self._touch_path(node)
-        duplicates = b"" if offer is None else offer.slice(start, min(known, length))
-        refused = b"" if offer is None else offer.slice(length, end)
-        return InsertResult(length, self._by_name({0: duplicates}), self._by_name({0: refused}))
+        nothing = self._nothing
+        if offer is None:
+            return InsertResult(length, nothing, nothing)
+        return InsertResult(
+            length,
+            self._by_name({0: offer.slice(start, known)}) if start < known else nothing,
+            self._by_name({0: offer.slice(length, end)}) if length < end else nothing,
+        )
 
     def _touch_path(self, node: Node) -> None:
         """`_touch` where every node of a path is needed. Only the end can be new and a leaf, so only the end is queued."""
@@ -207,7 +213,7 @@ class Insertion:
         named = dict(self._nothing)
         for c, chunk in data.items():
             if chunk:
-                named[self._store.geometries[c].name] = np.frombuffer(chunk, dtype=np.int32)
+                named[self._store.geometries[c].name] = np.frombuffer(chunk, dtype=INT32)
         return named
 
 

@@ -4,6 +4,7 @@ It knows geometries and page sizes; it does not know the tree.
 """
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 
 import numpy as np
 
@@ -11,6 +12,8 @@ from kvcache_core.contracts.results import Segment, Values
 from kvcache_core.contracts.tokens import INT32
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.node import INDEX_BYTES
+
+_NO_STATES: Mapping[int, bytes] = MappingProxyType({})
 
 
 class Offer:
@@ -50,6 +53,12 @@ def read_offers(
         if c is None:
             raise ValueError(f"values for unknown component {name!r}; this cache has: {', '.join(components)}")
         at_node_end = geometries[c].at_node_end
+        if len(segments) == 1 and not at_node_end:  # nearly every insert brings just this, and every insert comes here
+            segment = segments[0]
+            data = _read_segment(name, segment, False, page_size, length)
+            if data:
+                offers[c] = Offer(segment.start, segment.end, data, _NO_STATES, page_size)
+            continue
         chunks: list[bytes] = []
         ends: list[int] = []
         last = -1
@@ -68,7 +77,7 @@ def read_offers(
         if at_node_end:
             offers[c] = Offer(ends[0], last, b"", dict(zip(ends, chunks, strict=True)), page_size)
         else:
-            offers[c] = Offer(segments[0].start, last, data, {}, page_size)
+            offers[c] = Offer(segments[0].start, last, data, _NO_STATES, page_size)
     return offers
 
 
