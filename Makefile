@@ -43,7 +43,7 @@ soak: sync ## Run the full products and the long random runs
 	@$(BIN)/pytest -q -m "" --hypothesis-profile=soak $(ARGS)
 
 docs: sync ## Write the reference pages in docs/reference from the code
-	@$(RUN) python docs/generate.py $(ARGS)
+	@$(BIN)/python docs/generate.py $(ARGS)
 
 clean: ## Remove environments, caches and results
 	rm -rf .venv .bootstrap .cache out dist build .pytest_cache .ruff_cache .hypothesis .import_linter_cache

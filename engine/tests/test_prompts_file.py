@@ -12,7 +12,10 @@ from kvcache_engine.prompts_file import read_prompts
 def read(tmp_path):
     def _read(*lines):
         path = tmp_path / "prompts.jsonl"
-        path.write_text("\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines), encoding="utf-8")
+        raw = [
+            line if isinstance(line, bytes) else (line if isinstance(line, str) else json.dumps(line)).encode() for line in lines
+        ]
+        path.write_bytes(b"\n".join(raw))
         return read_prompts(path)
 
     return _read
@@ -43,7 +46,7 @@ def test_every_form(read):
     ("line", "text"),
     [
         ('{"id": "a", "prompt": ', "not JSON"),
-        ('{"id": "a", "prompt": NaN}', "prompt"),
+        ({"id": "a", "prompt": float("nan")}, "prompt: Input should be"),
         ("[1]", "object is expected, not list"),
         ('{"id": "a", "id": "b", "prompt": "x"}', "'id' stands twice"),
         ({"prompt": "x"}, "id: Field required"),
@@ -62,6 +65,13 @@ def test_every_form(read):
         ({"id": "a", "prompt": "x", "max_tokens": 0}, "max_tokens"),
         ({"id": "a", "prompt": "x", "stop": ""}, "stop"),
         ({"id": "a", "prompt": "x", "seed": -1}, "seed"),
+        ({"id": "a", "prompt": "x", "max_tokens": "5"}, "max_tokens"),
+        ({"id": "a", "prompt": "x", "max_tokens": True}, "max_tokens"),
+        ('{"id": "a", "prompt": "\\ud800"}', "half a surrogate"),
+        ('{"id": "a", "prompt": "x", "extra_key": "\\udfff"}', "half a surrogate"),
+        ('{"id": "a", "prompt": [' + "9" * 5000 + "]}", "digits"),
+        ("[" * 100_000, "recursion"),
+        (b'{"id": "a", "prompt": "\xff"}', "not UTF-8"),
     ],
 )
 def test_a_malformed_line_is_named_and_the_others_are_read(read, line, text):
@@ -71,7 +81,7 @@ def test_a_malformed_line_is_named_and_the_others_are_read(read, line, text):
     assert bad.item is None
     assert ":2:" in bad.error
     assert text in bad.error
-    assert bad.id == "line 2"
+    assert bad.id == ("a" if isinstance(line, dict) and line.get("id") else "line 2")
 
 
 def test_an_id_used_twice_names_the_first_line(read):
@@ -84,6 +94,16 @@ def test_files_that_hold_nothing(tmp_path, read):
         read_prompts(tmp_path / "missing.jsonl")
     with pytest.raises(RequestError, match="holds no request"):
         read("", "  ")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(RequestError, match="cannot read"):
-        read_prompts(tmp_path / "binary")
+        read_prompts(tmp_path)
+
+
+def test_a_byte_order_mark_is_no_part_of_the_first_line(read):
+    [line] = read(b'\xef\xbb\xbf{"id": "a", "prompt": "x"}')
+    assert line.error is None
+
+
+def test_names_of_turns_are_names_too(read):
+    first, second = read({"id": "a", "messages": [USER, USER]}, {"id": "a#2", "prompt": "x"})
+    assert first.error is None
+    assert "id 'a#2' was used before, on line 1" in second.error

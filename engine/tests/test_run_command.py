@@ -132,11 +132,11 @@ def test_bad_requests_are_named_and_the_others_go_on(folder, capsys):
     status, data = run(config)
     assert status == 1
     errors = {r["id"]: r["error"] for r in data["requests"]}
-    assert [r["id"] for r in data["requests"]] == ["good", "line 2", "line 3", "long", "empty", "foreign", "too big", "last"]
+    assert [r["id"] for r in data["requests"]] == ["good", "line 2", "typo", "long", "empty", "foreign", "too big", "last"]
     assert errors["good"] is None
     assert errors["last"] is None
     assert "prompts.jsonl:2:" in errors["line 2"]
-    assert "max_token" in errors["line 3"]
+    assert "max_token" in errors["typo"]
     assert "context holds 512" in errors["long"]
     assert "empty" in errors["empty"]
     assert "token ids" in errors["foreign"]

@@ -16,38 +16,11 @@ def tokenizer(qwen3_folder):
     return load_model(qwen3_folder).tokenizer
 
 
-def pieces_of(tokenizer, ids) -> list[str]:
-    stream = tokenizer.stream()
-    return [*(stream.push(i) for i in ids), stream.finish()]
-
-
 @given(text=st.text(max_size=30))
 def test_text_survives(tokenizer, text) -> None:
     ids = tokenizer.encode(text)
     assert ids.tolist() == list(text.encode())
     assert tokenizer.decode(ids) == text
-    assert "".join(pieces_of(tokenizer, ids)) == text
-
-
-@given(data=st.binary(max_size=30))
-def test_a_stream_says_what_decode_says(tokenizer, data) -> None:
-    """Also for bytes that are no UTF-8."""
-    assert "".join(pieces_of(tokenizer, data)) == tokenizer.decode(list(data))
-
-
-def test_a_character_is_held_back_until_its_last_byte(tokenizer) -> None:
-    assert pieces_of(tokenizer, "aé☕🚀".encode()) == ["a", "", "é", "", "", "☕", "", "", "", "🚀", ""]
-
-
-def test_a_character_cut_off_at_the_end_is_marked(tokenizer) -> None:
-    assert pieces_of(tokenizer, "a☕".encode()[:-1]) == ["a", "", "", "\ufffd"]
-
-
-@pytest.mark.real_model
-def test_streams_of_real_tokens(smollm2, smollm2_golden) -> None:
-    for item in smollm2_golden["items"]:
-        for ids in (item["ids"], item["greedy_24"]):
-            assert "".join(pieces_of(smollm2.tokenizer, ids)) == smollm2.tokenizer.decode(ids), item["name"]
 
 
 def test_a_conversation_through_the_template(tokenizer) -> None:

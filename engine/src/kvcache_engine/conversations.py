@@ -4,7 +4,7 @@ It knows how prompts become ids and answers become messages; it knows nothing of
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, final
 
 import numpy as np
@@ -37,6 +37,16 @@ class _Dialogue:
     position: int
     """Messages of the item already in `history`."""
 
+    @property
+    def turns_left(self) -> int:
+        """Turns after this one."""
+        return len(self.item.names()) - self.turn - 1
+
+
+def _not_asked(dialogue: _Dialogue) -> str:
+    left = dialogue.turns_left
+    return f" ({left} later turns of this conversation were not asked)" if left else ""
+
 
 @final
 class Conversations:
@@ -51,9 +61,7 @@ class Conversations:
         self._defaults = defaults
         self._results: dict[tuple[int, int], RequestResult] = {}
         self._live: dict[Request, _Dialogue] = {}
-        self.expected = sum(
-            1 if line.item is None or line.item.messages is None else len(line.item.open_turns()) for line in lines
-        )
+        self.expected = sum(1 if line.item is None else len(line.item.names()) for line in lines)
         for order, line in enumerate(lines):
             if line.item is None:
                 self._results[order, 0] = failed(line.id, line.error or "malformed")
@@ -70,14 +78,17 @@ class Conversations:
         return len(self._results)
 
     def step(self) -> Iterator[RequestResult]:
-        """Do one scheduler step; yields the requests that ended in it, after asking what follows on them."""
+        """Do one scheduler step; yields the requests that ended in it, and next turns that could not be asked."""
         for request in self._scheduler.step():
             dialogue = self._live.pop(request)
             result = result_of(request)
+            if request.error is not None:
+                result = replace(result, error=f"{request.error}{_not_asked(dialogue)}")
             self._results[dialogue.order, dialogue.turn] = result
-            if request.error is None:
-                self._go_on(dialogue, request.text)
             yield result
+            refused = None if request.error is not None else self._go_on(dialogue, request.text)
+            if refused is not None:
+                yield refused
 
     def abort(self) -> None:
         """End everything under way; it is reported as aborted."""
@@ -89,24 +100,24 @@ class Conversations:
     def results(self) -> list[RequestResult]:
         return [self._results[key] for key in sorted(self._results)]
 
-    def _go_on(self, dialogue: _Dialogue, answer: str) -> None:
-        if dialogue.item.messages is None or dialogue.turn + 1 == len(dialogue.item.open_turns()):
-            return
+    def _go_on(self, dialogue: _Dialogue, answer: str) -> RequestResult | None:
+        if not dialogue.turns_left:
+            return None
         dialogue.history.append({"role": "assistant", "content": answer})
         dialogue.turn += 1
-        self._ask(dialogue)
+        return self._ask(dialogue)
 
-    def _ask(self, dialogue: _Dialogue) -> None:
-        item = dialogue.item
-        name = item.id if item.messages is None else f"{item.id}#{dialogue.turn + 1}"
+    def _ask(self, dialogue: _Dialogue) -> RequestResult | None:
+        """Submit the dialogue's turn; its result, if it can never be served."""
+        name = dialogue.item.names()[dialogue.turn]
         try:
-            request = self._scheduler.submit(self._spec(name, item, self._prompt_ids(dialogue)))
+            request = self._scheduler.submit(self._spec(name, dialogue.item, self._prompt_ids(dialogue)))
         except EngineError as error:
-            left = 0 if item.messages is None else len(item.open_turns()) - dialogue.turn - 1
-            rest = f" ({left} later turns of this conversation were not asked)" if left else ""
-            self._results[dialogue.order, dialogue.turn] = failed(name, f"{error}{rest}")
-            return
+            refused = failed(name, f"{error}{_not_asked(dialogue)}")
+            self._results[dialogue.order, dialogue.turn] = refused
+            return refused
         self._live[request] = dialogue
+        return None
 
     def _prompt_ids(self, dialogue: _Dialogue) -> npt.NDArray[np.int32]:
         item = dialogue.item

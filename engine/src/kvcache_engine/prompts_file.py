@@ -3,23 +3,23 @@
 It knows neither tokenizer nor model: an item holds text, ids or chat messages as they were written.
 """
 
+import codecs
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Literal, cast
 
-from pydantic import BaseModel, ConfigDict, Field, StrictInt, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from kvcache_core.contracts.tokens import ExtraKey
-from kvcache_core.errors import KVCacheError
 from kvcache_engine.errors import RequestError
 
 
 class Message(BaseModel):
     """One message of the OpenAI chat format."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     role: Literal["system", "user", "assistant"]
     content: str
@@ -28,10 +28,10 @@ class Message(BaseModel):
 class PromptItem(BaseModel):
     """One line. Exactly one of `prompt` (text or token ids) and `messages`."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
     id: str = Field(min_length=1)
-    prompt: str | list[Annotated[StrictInt, Field(ge=0, lt=2**31)]] | None = None
+    prompt: str | list[Annotated[int, Field(ge=0, lt=2**31)]] | None = None
     messages: list[Message] | None = None
     max_tokens: int | None = Field(default=None, ge=1)
     temperature: float | None = Field(default=None, ge=0, allow_inf_nan=False)
@@ -49,6 +49,10 @@ class PromptItem(BaseModel):
         if "" in self.stop_texts():
             raise ValueError("`stop` must not hold an empty text")
         return self
+
+    def names(self) -> Sequence[str]:
+        """The ids under which this line is reported: one, or one for each turn."""
+        return [self.id] if self.messages is None else [f"{self.id}#{k + 1}" for k in range(len(self.open_turns()))]
 
     def open_turns(self) -> Sequence[int]:
         """Positions of the user messages that no assistant message follows; they are answered in turn."""
@@ -85,38 +89,53 @@ def read_prompts(path: Path) -> list[PromptLine]:
         RequestError: the file cannot be read or holds no request at all. A malformed line is reported in its `PromptLine`.
     """
     try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise RequestError(f"cannot read the prompts file {path}: {error}") from error
+        data = path.read_bytes()
+    except OSError as error:
+        raise RequestError(f"cannot read the prompts file {path}: {error.strerror}") from error
     lines: list[PromptLine] = []
     first_seen: dict[str, int] = {}
-    for number, raw in enumerate(text.split("\n"), start=1):
+    for number, raw in enumerate(data.removeprefix(codecs.BOM_UTF8).split(b"\n"), start=1):
         if not raw.strip():
             continue
         line = _read_line(path, number, raw)
-        if line.item is not None and line.id in first_seen:
-            error = f"{path}:{number}: id {line.id!r} was used before, on line {first_seen[line.id]}"
+        names = [line.id] if line.item is None else line.item.names()
+        taken = next((name for name in names if name in first_seen), None)
+        if taken is not None and line.error is None:
+            error = f"{path}:{number}: id {taken!r} was used before, on line {first_seen[taken]}"
             line = PromptLine(number, f"line {number}", None, error)
-        elif line.item is not None:
-            first_seen[line.id] = number
+        else:
+            first_seen.update(dict.fromkeys(names, number))
         lines.append(line)
     if not lines:
         raise RequestError(f"the prompts file {path} holds no request")
     return lines
 
 
-def _read_line(path: Path, number: int, raw: str) -> PromptLine:
+def _read_line(path: Path, number: int, raw: bytes) -> PromptLine:
+    def malformed(what: str, name: object = None) -> PromptLine:
+        known = name if isinstance(name, str) and name else f"line {number}"
+        return PromptLine(number, known, None, f"{path}:{number}: {what}")
+
     try:
-        data = json.loads(raw, object_pairs_hook=_no_duplicates)
-        if not isinstance(data, dict):
-            raise RequestError(f"a JSON object is expected, not {type(data).__name__}")
-        item = PromptItem.model_validate(data)
+        data = json.loads(raw.decode("utf-8"), object_pairs_hook=_no_duplicates)
     except json.JSONDecodeError as error:
-        return PromptLine(number, f"line {number}", None, f"{path}:{number}:{error.colno}: not JSON: {error.msg}")
+        return malformed(f"column {error.colno}: not JSON: {error.msg}")
+    except UnicodeDecodeError as error:
+        return malformed(f"byte {error.start + 1}: not UTF-8: {error.reason}")
+    except (RequestError, ValueError, RecursionError) as error:  # such as a number of 5,000 digits, or 100,000 brackets
+        return malformed(str(error))
+    if not isinstance(data, dict):
+        return malformed(f"a JSON object is expected, not {type(data).__name__}")
+    fields = cast("dict[str, object]", data)
+    name = fields.get("id")
+    try:
+        # JSON can spell half a surrogate pair, which no tokenizer and no cache key can take.
+        json.dumps(fields, ensure_ascii=False).encode("utf-8")
+        item = PromptItem.model_validate(fields)
+    except UnicodeEncodeError:
+        return malformed("a text holds half a surrogate pair (\\ud800 to \\udfff), which is no character")
     except ValidationError as error:
-        return PromptLine(number, f"line {number}", None, f"{path}:{number}: {_describe(error)}")
-    except KVCacheError as error:
-        return PromptLine(number, f"line {number}", None, f"{path}:{number}: {error}")
+        return malformed(_describe(error), name)
     return PromptLine(number, item.id, item, None)
 
 
@@ -129,8 +148,9 @@ def _no_duplicates(pairs: Sequence[tuple[str, object]]) -> Mapping[str, object]:
 
 
 def _describe(error: ValidationError) -> str:
-    def one(location: Sequence[object], message: str) -> str:
-        path = ".".join(str(part) for part in location)
+    def one(location: Sequence[int | str], message: str) -> str:
+        # Where a value may be a text or a list, pydantic names the kinds it tried; nobody wrote those.
+        path = ".".join(str(part) for part in location if part != "str" and "[" not in str(part))
         return f"{path}: {message}" if path else message.removeprefix("Value error, ")
 
-    return "; ".join(one(e["loc"], e["msg"]) for e in error.errors(include_url=False))
+    return "; ".join(dict.fromkeys(one(e["loc"], e["msg"]) for e in error.errors(include_url=False)))

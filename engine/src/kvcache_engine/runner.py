@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from kvcache_engine.buckets import bucket
+from kvcache_engine.buckets import bucket, buckets
 from kvcache_engine.mesh import split_axis
 from kvcache_engine.model.llama import Context, decoder_layer, embed_tokens, last_logits, output_logits
 from kvcache_engine.model.loaded import LoadedModel
@@ -23,7 +23,7 @@ from kvcache_engine.pools.paged_kv_pool import Buffers, PagedKVPool
 
 _COMPONENT = "full"
 _SMALLEST_CHUNK = 16
-_SMALLEST_KEYS = 64
+_SMALLEST_KEYS = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,8 +56,14 @@ class ModelRunner:
         mesh: Mesh | None = None,
         *,
         max_chunk: int = 512,
+        max_batch: int | None = None,
     ) -> None:
-        """`max_chunk`: the most new tokens a row may bring. Raises ValueError when pools and model do not fit."""
+        """`max_chunk`: the most new tokens a row may bring. `max_batch`: the most rows of one token each; with it, the first batch
+        of a new context size compiles every program that this size and smaller ones can need (one row of any length, or any
+        number of rows of one token), so that later batches of whatever mixture compile nothing.
+
+        Raises ValueError when pools and model do not fit.
+        """
         config = model.config
         if set(pools) != {_COMPONENT}:
             raise ValueError(f"this model has the component {_COMPONENT!r}; there are pools for {sorted(pools)}")
@@ -74,6 +80,9 @@ class ModelRunner:
         self._model, self._pool, self._page_size, self._max_chunk = model, pool, page_size, max_chunk
         self._compiled = 0
         self._tokens_computed = 0
+        self._max_batch = max_batch
+        self._narrowest = bucket(-(-_SMALLEST_KEYS // page_size))
+        self._widest = 0
         self._everywhere = split_axis(mesh, None)
         spread = pool.sharding
         layer_out = None if spread is None else (self._everywhere, spread, spread)
@@ -106,6 +115,8 @@ class ModelRunner:
         outside the context or the page table, and more tokens than `max_chunk`.
         """
         inputs = self._prepare(batch)
+        if self._max_batch is not None:
+            buffers = self._compile_up_to(inputs.page_table.shape[1], self._max_batch, buffers)
         params = self._model.params
         k_pools, v_pools = list(buffers[_COMPONENT].k), list(buffers[_COMPONENT].v)
         x, cos, sin = self._embed(params.embed, params.inv_freq, inputs.ids, inputs.positions)
@@ -119,6 +130,29 @@ class ModelRunner:
         self._tokens_computed += inputs.valid_tokens
         return {**buffers, _COMPONENT: Buffers(tuple(k_pools), tuple(v_pools))}, logits
 
+    def _compile_up_to(self, width: int, max_batch: int, buffers: Mapping[str, Buffers]) -> Mapping[str, Buffers]:
+        """Run every program for page tables of up to `width` pages once, on padding alone: nothing is written, and one layer
+        stands for all. Returns the buffers that replace `buffers`."""
+        chunks = buckets(self._max_chunk, _SMALLEST_CHUNK)
+        shapes = [*((1, steps) for steps in chunks), *((rows, 1) for rows in buckets(max_batch))]
+        while self._widest < width:
+            self._widest = 2 * self._widest if self._widest else self._narrowest
+            for shape in shapes:
+                buffers = self._run_padding(shape, self._widest, buffers)
+        return buffers
+
+    def _run_padding(self, shape: tuple[int, int], width: int, buffers: Mapping[str, Buffers]) -> Mapping[str, Buffers]:
+        none, row = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
+        dropped = np.full(shape, 1 + self._pool.total_pages, np.int32)
+        arrays = (none, none, dropped, none, row, np.zeros((shape[0], width), np.int32), row)
+        inputs = _Inputs(*jax.device_put(arrays, self._everywhere), valid_tokens=0)
+        params, (k_pools, v_pools) = self._model.params, buffers[_COMPONENT]
+        x, cos, sin = self._embed(params.embed, params.inv_freq, inputs.ids, inputs.positions)
+        context = Context(cos, sin, inputs.positions, inputs.pages, inputs.slots, inputs.kv_lengths, inputs.page_table)
+        x, k, v = self._layer(params.layers[0], x, k_pools[0], v_pools[0], context)
+        self._last_logits(params.final_norm, params.output, params.embed, x, inputs.last)
+        return {**buffers, _COMPONENT: Buffers((k, *k_pools[1:]), (v, *v_pools[1:]))}
+
     def _prepare(self, batch: Batch) -> "_Inputs":
         """Check `batch`, pad it to its bucket, and turn positions into pages and slots."""
         table = batch.page_tables[_COMPONENT]
@@ -127,7 +161,7 @@ class ModelRunner:
         ends = batch.start + batch.lengths
         pages_needed = -(-int(ends.max()) // self._page_size)
         shape = (bucket(rows), 1 if steps == 1 else bucket(steps, _SMALLEST_CHUNK))
-        width = bucket(pages_needed, bucket(-(-_SMALLEST_KEYS // self._page_size)))
+        width = bucket(pages_needed, self._narrowest)
 
         ids = np.zeros(shape, np.int32)
         ids[:rows, :steps] = batch.ids

@@ -11,16 +11,24 @@ import jax.numpy as jnp
 import numpy as np
 import numpy.typing as npt
 
+from kvcache_engine.buckets import buckets
+
 _LARGEST_FINITE_BITS = 0x7F7FFFFF
 _LOWEST_TEMPERATURE = 1e-6
 
 
 @final
 class Sampler:
-    """Compiles one greedy and one drawing program for each shape of logits, and counts them."""
+    """Compiles one greedy and one drawing program for each shape of logits, and counts them.
 
-    def __init__(self) -> None:
+    With `max_batch`, the first use of either compiles it for every number of rows up to that, so that later batches compile
+    nothing.
+    """
+
+    def __init__(self, max_batch: int | None = None) -> None:
         self._compiled = 0
+        self._sizes = [] if max_batch is None else buckets(max_batch)
+        self._ready: set[bool] = set()
         self._greedy = jax.jit(self._trace_greedy)
         self._drawn = jax.jit(self._trace_drawn)
 
@@ -57,7 +65,11 @@ class Sampler:
             raise ValueError(f"temperature must be 0 or more: {temperature.tolist()}")
         if not ((top_p > 0) & (top_p <= 1)).all():
             raise ValueError(f"top_p must be above 0 and at most 1: {top_p.tolist()}")
-        if not temperature.any():
+        greedy = not temperature.any()
+        if greedy not in self._ready:
+            self._ready.add(greedy)
+            self._compile(logits, greedy)
+        if greedy:
             return np.asarray(self._greedy(logits))[:rows]
         size = len(logits)
         low, high = (seed & np.uint64(0xFFFFFFFF)).astype(np.uint32), (seed >> np.uint64(32)).astype(np.uint32)
@@ -70,6 +82,16 @@ class Sampler:
             _pad(position, size, np.int32(0)),
         )
         return np.asarray(drawn)[:rows]
+
+    def _compile(self, like: jax.Array, greedy: bool) -> None:
+        """Run one kind of program once for every number of rows."""
+        for n in self._sizes:
+            logits = jax.device_put(np.zeros((n, like.shape[1]), np.float32), like.sharding)
+            if greedy:
+                self._greedy(logits)
+            else:
+                none = np.zeros(n, np.uint32)
+                self._drawn(logits, none.astype(np.float32), np.ones(n, np.float32), none, none, none.astype(np.int32))
 
     def _trace_greedy(self, logits: jax.Array) -> jax.Array:
         self._compiled += 1

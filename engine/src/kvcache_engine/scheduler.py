@@ -168,7 +168,8 @@ class Scheduler:
             raise RequestError(f"request {spec.id!r}: temperature must be 0 or more, not {sampling.temperature}")
         if not 0 < sampling.top_p <= 1:
             raise RequestError(f"request {spec.id!r}: top_p must be in (0, 1], not {sampling.top_p}")
-        longest = min(n + spec.max_tokens, limits.context)
+        # The last token is drawn, and never computed.
+        longest = min(n + spec.max_tokens, limits.context) - 1
         if not self._kv.fits(longest):
             raise RequestError(
                 f"request {spec.id!r}: prompt and answer may need {longest} tokens, more than the whole device pool; "

@@ -10,8 +10,6 @@ import tokenizers
 from kvcache_engine.chat_template import ChatTemplate, Message
 from kvcache_engine.errors import ChatTemplateError
 
-_REPLACEMENT = "\N{REPLACEMENT CHARACTER}"
-
 
 @final
 class Tokenizer:
@@ -52,45 +50,6 @@ class Tokenizer:
         """The text of `ids`; control tokens are left out unless `keep_control`. Broken UTF-8 becomes U+FFFD."""
         return self._inner.decode([int(i) for i in ids], skip_special_tokens=not keep_control)
 
-    def stream(self) -> "TextStream":
-        """A decoder for ids that arrive one by one."""
-        return TextStream(self)
-
     @staticmethod
     def _ids(ids: list[int]) -> npt.NDArray[np.int32]:
         return np.array(ids, dtype=np.int32)
-
-
-@final
-class TextStream:
-    """Gives text as soon as it is certain: a character whose bytes are spread over several tokens is held back until its last.
-
-    All pieces and the rest of `finish` joined are `decode` of all ids. Each step decodes the ids of the last two pieces only:
-    one piece of context, because a tokenizer may treat the first token of a text differently.
-    """
-
-    __slots__ = ("_context", "_pending", "_tokenizer")
-
-    def __init__(self, tokenizer: Tokenizer) -> None:
-        self._tokenizer = tokenizer
-        self._context: list[int] = []
-        self._pending: list[int] = []
-
-    def push(self, token: int) -> str:
-        """The text that `token` completes, possibly empty."""
-        self._pending.append(token)
-        text = self._new_text()
-        if not text or text.endswith(_REPLACEMENT):
-            return ""
-        self._context, self._pending = self._pending, []
-        return text
-
-    def finish(self) -> str:
-        """What was held back: an incomplete character at the end becomes U+FFFD. Call once, after the last token."""
-        text = self._new_text()
-        self._context, self._pending = [], []
-        return text
-
-    def _new_text(self) -> str:
-        known = self._tokenizer.decode(self._context)
-        return self._tokenizer.decode(self._context + self._pending)[len(known) :]

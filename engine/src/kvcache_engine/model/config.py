@@ -3,6 +3,8 @@
 from dataclasses import dataclass
 from typing import Literal
 
+from kvcache_engine.errors import UnsupportedModelError
+
 Architecture = Literal["llama", "qwen3"]
 
 
@@ -28,3 +30,11 @@ class ModelConfig:
     rope_base: float
     tied: bool
     qk_norm: bool = False
+
+    def __post_init__(self) -> None:
+        """Raises UnsupportedModelError for sizes that no program here can compute with."""
+        if self.kv_heads < 1 or self.heads % self.kv_heads or self.head_dim % 2:
+            raise UnsupportedModelError(
+                f"{self.heads} query heads cannot share {self.kv_heads} kv heads of {self.head_dim} channels: "
+                "query heads must be a multiple of kv heads, and channels even"
+            )
