@@ -11,7 +11,7 @@ its own reads `cache.counters`, a CacheCounters object; nobody resets it."""
 
 def counters_page() -> str:
     """The page for the counters of this core and of the reference engine."""
-    results = classes_of("kvcache_engine.results")
+    results, tiers = classes_of("kvcache_engine.results"), classes_of("kvcache_engine.tiers")
     stats = classes_of("kvcache_engine.scheduler")["SchedulerStats"]
     return render(
         [
@@ -19,6 +19,8 @@ def counters_page() -> str:
             results["RequestResult"],
             results["Totals"],
             results["RunSummary"],
+            tiers["TierSize"],
+            tiers["Movement"],
             stats,
         ]
     )

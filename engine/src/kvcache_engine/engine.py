@@ -6,9 +6,11 @@ from pathlib import Path
 
 from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.model import CacheConfig
+from kvcache_core.config.resolve import Resolution, resolve
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.pools import Allocator
 from kvcache_core.deps import CacheDeps
+from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.registry import Registry
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_engine.config import EngineConfig
@@ -29,11 +31,13 @@ class Engine:
     """A working engine. It belongs to the thread that built it; `cache.close()` ends it."""
 
     model: LoadedModel
+    resolution: Resolution
     pools: Mapping[str, PagedKVPool]
     pool_set: EnginePools
     cache: BasePrefixCache
     allocators: Mapping[str, Allocator]
     runner: ModelRunner
+    sampler: TokenSampler
     scheduler: Scheduler
     executor: ModelExecutor
 
@@ -41,6 +45,11 @@ class Engine:
     def compile_count(self) -> int:
         """Programs compiled so far; constant once every shape of a workload has been seen."""
         return self.executor.compile_count
+
+    @property
+    def page_bytes(self) -> dict[str, int]:
+        """Bytes of one page of each component, over all layers."""
+        return {name: pool.bytes_per_page for name, pool in self.pools.items()}
 
 
 def load_engine_model(engine: EngineConfig, folder: Path, progress: Progress | None = None) -> LoadedModel:
@@ -60,24 +69,22 @@ def build_engine(
     model: LoadedModel,
     registry: Registry | None = None,
     sampler: TokenSampler | None = None,
+    like: Engine | None = None,
 ) -> Engine:
     """Build pools for `model` and the cache that `config` chooses for them. `sampler`: default is `sampling.Sampler`.
+
+    `like`: an engine for the same model, page size and `engine` section, whose compiled programs are used again; it shares no
+    memory with the new one, but the totals of its runner and sampler go on.
 
     Raises:
         ConfigError, PluginError: from the builder.
         ShardingError: the KV heads do not fit the mesh.
     """
+    registry = default_registry() if registry is None else registry
+    resolution = resolve(config, model.spec, registry)
     page_size = config.page_size
     total = -(-engine.device_tokens // page_size)
-    pool = PagedKVPool(
-        layers=model.config.layers,
-        total_pages=total,
-        page_size=page_size,
-        kv_heads=model.config.kv_heads,
-        head_dim=model.config.head_dim,
-        mesh=model.mesh,
-    )
-    pools = {"full": pool}
+    pools = _pools(model, page_size, total) if like is None else like.pools
     allocators: Mapping[str, Allocator] = {"full": PageAllocator(total)}
     queue = TransferQueue(pools)
     pool_set = EnginePools(pools, queue)
@@ -96,8 +103,12 @@ def build_engine(
     limits = Limits(
         context=context, vocab_size=model.config.vocab_size, chunk_tokens=engine.chunk_tokens, max_running=engine.max_running
     )
-    runner = ModelRunner(model, pools, page_size, model.mesh, max_chunk=engine.chunk_tokens)
-    executor = ModelExecutor(runner, pool_set, Sampler() if sampler is None else sampler)
+    if like is None:
+        runner = ModelRunner(model, pools, page_size, model.mesh, max_chunk=engine.chunk_tokens)
+        sampler = Sampler(engine.max_running) if sampler is None else sampler
+    else:
+        runner, sampler = like.runner, like.sampler if sampler is None else sampler
+    executor = ModelExecutor(runner, pool_set, sampler)
     scheduler = Scheduler(
         cache,
         KVManager(cache, allocators, page_size, engine.chunk_tokens),
@@ -106,4 +117,17 @@ def build_engine(
         model.tokenizer.end_ids,
         model.tokenizer.decode,
     )
-    return Engine(model, pools, pool_set, cache, allocators, runner, scheduler, executor)
+    return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
+
+
+def _pools(model: LoadedModel, page_size: int, total_pages: int) -> Mapping[str, PagedKVPool]:
+    config = model.config
+    pool = PagedKVPool(
+        layers=config.layers,
+        total_pages=total_pages,
+        page_size=page_size,
+        kv_heads=config.kv_heads,
+        head_dim=config.head_dim,
+        mesh=model.mesh,
+    )
+    return {"full": pool}

@@ -9,6 +9,11 @@ from rich.table import Table
 from rich.text import Text
 
 from kvcache_engine.results import RequestResult
+from kvcache_engine.tiers import TierSize
+
+LEVELS = {"device": "L1", "host": "L2", "storage": "L3"}
+"""What people call the tiers."""
+DIRECTIONS = {"d2h": "L1 to L2", "h2d": "L2 to L1", "store": "L2 to L3", "fetch": "L3 to L2"}
 
 _SHOWN = 64
 """Characters of an answer that the table shows."""
@@ -24,18 +29,18 @@ def request_table(results: Sequence[RequestResult]) -> Table:
     """One row a request: prompt tokens, cached tokens by tier, time to first token, the answer's beginning."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     table.add_column("request", no_wrap=True)
-    for name in ("prompt", "device", "host", "storage", "computed"):
-        table.add_column(name, justify="right")
-    table.add_column("TTFT", justify="right")
+    for name in ("prompt", "device", "host", "storage", "computed", "TTFT"):
+        table.add_column(name, justify="right", no_wrap=True)
     table.add_column("end", no_wrap=True)
-    table.add_column("answer", no_wrap=True)
+    # The only column that gives way in a narrow terminal; its texts are cut, not wrapped.
+    table.add_column("answer")
     for result in results:
         table.add_row(
             result.id,
             str(result.prompt_tokens),
             *(str(result.cached_tokens[tier]) for tier in ("device", "host", "storage")),
             str(result.computed_tokens),
-            _seconds(result.ttft_s),
+            seconds_text(result.ttft_s),
             result.finish_reason,
             _beginning(result),
         )
@@ -44,34 +49,68 @@ def request_table(results: Sequence[RequestResult]) -> Table:
 
 def summary_table(summary: Mapping[str, Any]) -> Table:
     """The figures of the whole run, a line each."""
-    cached = summary["cached_tokens"]
+    cached, prompt, cache = summary["cached_tokens"], summary["prompt_tokens"], summary["cache"]
+    by_tier = ", ".join(f"{tier} {tokens / prompt if prompt else 0:.1%}" for tier, tokens in cached.items())
     rows = {
         "cache": f"{summary['cache_type']}, page size {summary['page_size']}",
+        "tiers": tiers_text(summary["tiers"]),
         "requests": f"{summary['requests']}, {summary['errors']} failed, {summary['aborted']} aborted",
-        "prompt tokens": f"{summary['prompt_tokens']}: {summary['computed_tokens']} computed, {sum(cached.values())} saved"
+        "prompt tokens": f"{prompt}: {summary['computed_tokens']} computed, {sum(cached.values())} saved"
         f" (device {cached['device']}, host {cached['host']}, storage {cached['storage']})",
-        "hit rate": f"{summary['hit_rate']:.1%}",
+        "hit rate": f"{summary['hit_rate']:.1%} ({by_tier})",
         "answer tokens": f"{summary['output_tokens']} in {summary['wall_s']:.1f} s",
-        "TTFT, median": f"{_seconds(summary['ttft_with_hit_s'])} with a hit, {_seconds(summary['ttft_without_hit_s'])} without",
+        "TTFT, median": f"{seconds_text(summary['ttft_with_hit_s'])} with a hit,"
+        f" {seconds_text(summary['ttft_without_hit_s'])} without",
         "scheduler": f"{summary['scheduler']['steps']} steps, {summary['scheduler']['preemptions']} preemptions,"
         f" {summary['recomputed_tokens']} tokens recomputed after them",
         "compiled programs": str(summary["compiled_programs"]),
     }
+    if "host" in summary["tiers"]:
+        tokens = {"d2h": "host_written_tokens", "h2d": "host_loaded_tokens"}
+        for direction, counter in tokens.items():
+            moved = summary["movements"][direction]
+            rate = "" if moved["bytes_per_s"] is None else f", {bytes_text(moved['bytes_per_s'])}/s from request to commit"
+            rows[DIRECTIONS[direction]] = f"{cache[counter]} tokens, {bytes_text(moved['bytes'])}{rate}"
+        rows["evicted"] = f"{cache['device_evicted_tokens']} tokens from L1, {cache['host_evicted_tokens']} from L2"
+        dropped = "; ".join(f"{tokens} tokens: {reason}" for reason, tokens in cache["dropped"].items())
+        rows["dropped"] = dropped or "nothing"
     table = Table(box=None, show_header=False, pad_edge=False)
-    table.add_column(style="bold")
+    table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in rows.items():
         table.add_row(name, value)
     return table
 
 
-def _beginning(result: RequestResult) -> Text:
-    # Answers and errors are data: shown as they are, never read as markup.
-    text = " ".join((result.error or result.text).split())
-    return Text(text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…", style="red" if result.error else "")
+def tiers_text(tiers: Mapping[str, TierSize]) -> str:
+    """`L1 44 pages (30.9 MiB), L2 264 pages (185.6 MiB)`."""
+    return ", ".join(f"{LEVELS[tier]} {size['pages']} pages ({bytes_text(size['bytes'])})" for tier, size in tiers.items())
 
 
-def _seconds(value: float | None) -> str:
+def cached_text(result: RequestResult) -> str:
+    """`400 of 418 prompt tokens cached (device 336, host 64)`; tiers that gave nothing are left out."""
+    tiers = ", ".join(f"{tier} {n}" for tier, n in result.cached_tokens.items() if n)
+    return f"{result.cached} of {result.prompt_tokens} prompt tokens cached" + (f" ({tiers})" if tiers else "")
+
+
+def bytes_text(n: float) -> str:
+    """With a binary unit: `185.6 MiB`."""
+    for unit in ("B", "KiB", "MiB"):
+        if n < 1024:
+            return f"{n:.0f} B" if unit == "B" else f"{n:.1f} {unit}"
+        n /= 1024
+    return f"{n:.1f} GiB"
+
+
+def seconds_text(value: float | None) -> str:
+    """`790 ms`, `22.31 s`, or `-` where there is none."""
     if value is None:
         return "-"
     return f"{value * 1000:.0f} ms" if value < 1 else f"{value:.2f} s"
+
+
+def _beginning(result: RequestResult) -> Text:
+    # Answers and errors are data: shown as they are, never read as markup.
+    text = " ".join((result.error or result.text).split())
+    shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
+    return Text(shown, style="red" if result.error else "", no_wrap=True, overflow="ellipsis")

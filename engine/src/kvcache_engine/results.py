@@ -6,6 +6,7 @@ from statistics import median
 from typing import Any, TypedDict
 
 from kvcache_engine.request import Request
+from kvcache_engine.tiers import Movement, TierSize
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +88,10 @@ class RunSummary(Totals):
     """SchedulerStats, below."""
     cache: dict[str, object]
     """CacheCounters, below."""
+    tiers: dict[str, TierSize]
+    """TierSize, below, by tier: `device` (L1) and, where the cache has it, `host` (L2)."""
+    movements: dict[str, Movement]
+    """Movement, below, by direction."""
 
 
 def result_of(request: Request) -> RequestResult:

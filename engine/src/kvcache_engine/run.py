@@ -1,4 +1,4 @@
-"""One run of the engine over a prompts file, from configuration to report. It prints nothing; a view is told what goes on."""
+"""One run of an engine over a prompts file, and its report. It prints nothing; a view is told what goes on."""
 
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -8,23 +8,33 @@ from typing import Any, Protocol
 
 import jax
 
-from kvcache_core.config.load import LoadedConfig
-from kvcache_core.config.resolve import resolve
-from kvcache_core.registry.default import default_registry
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.conversations import Conversations
-from kvcache_engine.engine import Engine, build_engine, load_engine_model
+from kvcache_engine.engine import Engine
 from kvcache_engine.prompts_file import PromptLine
+from kvcache_engine.request import Phase
 from kvcache_engine.results import RequestResult, RunSummary, totals
+from kvcache_engine.tiers import movements, tier_sizes
+
+
+@dataclass(frozen=True, slots=True)
+class Working:
+    """What goes on between two steps. `loading`: running requests that wait for pages of a lower tier, `pages_loading` in all;
+    `tokens`: how many the model has computed so far."""
+
+    waiting: int
+    running: int
+    loading: int
+    pages_loading: int
+    tokens: int
 
 
 class View(Protocol):
     """Where progress goes."""
 
-    def loading(self, what: str, done: int, total: int) -> None: ...
-    def ready(self, engine: Engine, cache_type: str, expected: int) -> None: ...
+    def ready(self, engine: Engine, expected: int) -> None: ...
     def finished(self, result: RequestResult, done: int) -> None: ...
-    def working(self, waiting: int, running: int, tokens: int) -> None: ...
+    def working(self, state: Working) -> None: ...
 
 
 class Stop(Protocol):
@@ -54,39 +64,44 @@ def prepare_jax(engine: EngineConfig) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
-def serve(loaded: LoadedConfig, config: EngineConfig, lines: Sequence[PromptLine], view: View, stop: Stop) -> RunReport:
-    """Load the model, build the cache, answer everything in `lines`, or as much as there is until `stop` is requested.
+def serve(engine: Engine, config: EngineConfig, lines: Sequence[PromptLine], view: View, stop: Stop) -> RunReport:
+    """Answer everything in `lines`, or as much as there is until `stop` is requested, and close the engine's cache.
 
-    Raises:
-        ConfigError, PluginError, EngineError: nothing could be served; a bad request is part of the report instead.
+    A bad request is part of the report; what is raised is a fault of the engine.
     """
-    model = load_engine_model(config, loaded.folder, view.loading)
-    resolution = resolve(loaded.config, model.spec, default_registry())
-    engine = build_engine(loaded.config, config, model)
+    compiled, computed = engine.compile_count, engine.runner.tokens_computed
     try:
         started = monotonic()
-        conversations = Conversations(lines, engine.scheduler, model.tokenizer, config)
-        view.ready(engine, resolution.cache_type, conversations.expected)
+        conversations = Conversations(lines, engine.scheduler, engine.model.tokenizer, config)
+        view.ready(engine, conversations.expected)
         for result in conversations.results():
             view.finished(result, conversations.finished)
         while not conversations.done and not stop.requested:
             for result in conversations.step():
                 view.finished(result, conversations.finished)
-            scheduler = engine.scheduler
-            view.working(len(scheduler.waiting), len(scheduler.running), engine.runner.tokens_computed)
+            view.working(_working(engine))
         conversations.abort()
         results = conversations.results()
         summary: RunSummary = {
             **totals(results),
-            "cache_type": resolution.cache_type,
-            "page_size": loaded.config.page_size,
-            "model": {"id": model.model_id, "version": model.model_version},
+            "cache_type": engine.resolution.cache_type,
+            "page_size": engine.resolution.config.page_size,
+            "model": {"id": engine.model.model_id, "version": engine.model.model_version},
             "wall_s": monotonic() - started,
-            "attention_tokens": engine.runner.tokens_computed,
-            "compiled_programs": engine.compile_count,
+            "attention_tokens": engine.runner.tokens_computed - computed,
+            "compiled_programs": engine.compile_count - compiled,
             "scheduler": asdict(engine.scheduler.stats),
             "cache": engine.cache.counters.as_dict(),
+            "tiers": tier_sizes(engine.cache, engine.page_bytes),
+            "movements": movements(engine.cache.counters),
         }
         return RunReport(results, summary)
     finally:
         engine.cache.close()
+
+
+def _working(engine: Engine) -> Working:
+    running = engine.scheduler.running
+    loading = sum(request.phase is Phase.LOADING for request in running)
+    pages = sum(engine.cache.size(name).in_flight for name in engine.pools) if loading else 0
+    return Working(len(engine.scheduler.waiting), len(running), loading, pages, engine.runner.tokens_computed)
