@@ -2,7 +2,7 @@
 
 import sys
 
-from kvcache_core.cli import main
+from kvcache_core.entry import main
 
 if __name__ == "__main__":
     sys.exit(main())
