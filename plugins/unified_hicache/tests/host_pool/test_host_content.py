@@ -7,7 +7,10 @@ import numpy as np
 import pytest
 
 from kvcache_core.contracts.pools import SKIP
+from kvcache_unified_hicache.host_pool.captured import CapturedPages
+from kvcache_unified_hicache.host_pool.page_layout import PageSource
 from kvcache_unified_hicache.host_pool.per_page import PerPagePool
+from kvcache_unified_hicache.host_pool.preallocated import PreallocatedPool
 
 DTYPES = ["float32", "bfloat16", "float16", "float8_e4m3fn", "float8_e5m2", "int8", "uint8"]
 
@@ -96,11 +99,7 @@ def test_every_bit_pattern_of_a_small_type(pool_kind, dtype, same):
     assert same(pool.get(np.concatenate([slots[2:3], more])).to_numpy(), rows[[2, 0]])
 
 
-@pytest.mark.parametrize("devices", [1, 4])
-def test_a_slot_is_reused_while_a_copy_out_of_it_runs(pool_kind, page_kind, devices, same):
-    """FAULTS B4. Nothing waits: many captures are outstanding while their slots get other pages, and the slots come round again."""
-    pages = page_kind("float32", devices)
-    pool = pool_kind(pages.struct, 16)
+def check_reuse_while_captured(pool, pages, same):
     contents = [pages.bits(16, seed=seed) for seed in range(5)]
     captured = []
     for turn in range(30):
@@ -110,6 +109,56 @@ def test_a_slot_is_reused_while_a_copy_out_of_it_runs(pool_kind, page_kind, devi
         pool.free(slots)
     pool.check_integrity()
     assert [same(got.to_numpy(), contents[turn % 5]) for turn, got in enumerate(captured)] == [True] * 30
+
+
+@pytest.mark.parametrize("devices", [1, 4])
+def test_a_slot_is_reused_while_a_copy_out_of_it_runs(pool_kind, page_kind, devices, same):
+    """FAULTS B4. Nothing waits: many captures are outstanding while their slots get other pages."""
+    pages = page_kind("float32", devices)
+    check_reuse_while_captured(pool_kind(pages.struct, 16), pages, same)
+
+
+class ReadLate:
+    """Not a capture but a promise to look at the slots later."""
+
+    def __init__(self, pool, slots):
+        self.pool = pool
+        self.slots = slots
+
+    def to_numpy(self):
+        layout = self.pool._layout
+        found = [self.pool._where[slot] for slot in self.slots]
+        rows = [(where or self.pool.last).rows.get(slot, 0) for where, slot in zip(found, self.slots, strict=True)]
+        sources = [PageSource((where or self.pool.last).pages, row) for where, row in zip(found, rows, strict=True)]
+        return CapturedPages(layout, sources).to_numpy()
+
+
+class ReadsSlotsLate(PerPagePool):  # pyright: ignore[reportGeneralTypeIssues]
+    """The content of a slot is looked up when it is read, as a pool of mutable buffers without captures would."""
+
+    def _put(self, slots, pages, start):
+        super()._put(slots, pages, start)
+        self.last = self._where[slots[0]]
+
+    def _get(self, slots):
+        return ReadLate(self, slots)
+
+
+class WritesInPlace(PreallocatedPool):  # pyright: ignore[reportGeneralTypeIssues]
+    """A capture is a view of the buffers, which the next put writes."""
+
+    def _get(self, slots):
+        self._buffers = jax.tree.map(lambda leaf: jax.device_put(np.array(leaf), leaf.sharding), self._buffers)
+        rows = [slot - 1 for slot in slots]
+        self.held = [*getattr(self, "held", []), self._buffers]
+        return CapturedPages(self._layout, [PageSource(self._buffers, row) for row in rows])
+
+
+@pytest.mark.parametrize("mutant", [ReadsSlotsLate, WritesInPlace])
+def test_a_mutant_that_reads_reused_slots_is_noticed(page_kind, same, mutant):
+    pages = page_kind()
+    with pytest.raises((AssertionError, RuntimeError)):
+        check_reuse_while_captured(mutant(pages.struct, 16), pages, same)
 
 
 def test_a_worker_assembles_while_the_slots_are_reused(pool_kind, page_kind, same, rows_of):

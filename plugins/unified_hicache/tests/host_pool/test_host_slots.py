@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from kvcache_core.errors import DoubleFreeError
+from kvcache_unified_hicache.host_pool.base import HostKVPool
 
 
 def slots_of(*numbers):
@@ -140,6 +141,23 @@ def check_get_promotes(pool):
 
 def test_a_get_promotes(filled):
     check_get_promotes(filled)
+
+
+def promotes_only_what_is_put(pool, slots):
+    """The order of arrival: FIFO instead of LRU."""
+    for slot in slots:
+        pool._used.setdefault(slot)
+
+
+def promotes_to_the_wrong_end(pool, slots):
+    pool._used = dict.fromkeys(slots) | pool._used
+
+
+@pytest.mark.parametrize("mutant", [promotes_only_what_is_put, promotes_to_the_wrong_end])
+def test_a_mutant_whose_lru_is_not_promoted_is_noticed(filled, monkeypatch, mutant):
+    monkeypatch.setattr(HostKVPool, "_touch", mutant)
+    with pytest.raises(AssertionError):
+        check_get_promotes(filled)
 
 
 def test_a_put_promotes(filled, pages):
