@@ -156,6 +156,9 @@ def test_bad_requests_are_named_and_the_others_go_on(folder, capsys):
         (("page_size: 16", "page_size: 0"), "page_size"),
         (("  device_tokens: 640", "  tensor: 64"), "64 devices"),
         (("  device_tokens: 640", "  tensor: 3"), "2 kv heads cannot be laid out on 3"),
+        (("  device_tokens: 640", "  device_tokens: 1000000000000"), "cache.yaml:6:18: engine.device_tokens"),
+        (("  device_tokens: 640", "  context: 100000"), "more than the model's context, which holds 512"),
+        (("compilation_cache: null", "compilation_cache: prompts.jsonl/x"), "engine.compilation_cache: cannot make the folder"),
     ],
 )
 def test_a_run_that_cannot_start_exits_2_without_a_traceback(folder, capsys, change, text):
@@ -172,6 +175,30 @@ def test_a_file_without_the_engine_section_says_what_is_missing(folder, capsys):
     config.write_text("page_size: 16\n", encoding="utf-8")
     assert main(["run", str(config)]) == 2
     assert "`engine:`" in capsys.readouterr().err
+
+
+def test_a_missing_cache_type_is_refused_before_the_model_is_loaded(folder, capsys):
+    config = folder(cache_type="no_such_cache")
+    assert main(["run", str(config)]) == 2
+    printed = capsys.readouterr().err
+    assert "cache.yaml:1:13: cache_type" in printed
+    assert "reading tensors" not in printed
+
+
+def test_json_on_standard_output_is_json_and_markup_in_an_id_is_text(folder, capsys):
+    config = folder([{"id": "[/b]\x1b[31m", "prompt": "x", "max_tokens": 1}])
+    assert main(["run", str(config), "--json", "-"]) == 0
+    printed = capsys.readouterr()
+    assert json.loads(printed.out)["requests"][0]["id"] == "[/b]\x1b[31m"
+    assert "[/b]" in printed.err
+    assert "hit rate" in printed.err
+    assert "\x1b" not in printed.err
+
+
+def test_a_full_disk_is_an_error_and_no_traceback(folder, capsys):
+    config = folder([{"id": "a", "prompt": "x", "max_tokens": 1}])
+    assert main(["run", str(config), "--json", "/dev/full"]) == 2
+    assert "cannot write --json /dev/full: No space left" in capsys.readouterr().err
 
 
 def test_an_output_that_cannot_be_written_is_found_before_the_work(folder, capsys, tmp_path):

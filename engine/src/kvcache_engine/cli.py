@@ -3,6 +3,8 @@
 import argparse
 
 from kvcache_core.config.flags import add_cache_flags
+from kvcache_core.config.resolve import resolve, usual_model
+from kvcache_core.registry.default import default_registry
 from kvcache_engine.interrupt import Interrupt
 from kvcache_engine.job import Job, add_job_arguments, job_from_args
 from kvcache_engine.output import Output
@@ -43,16 +45,24 @@ def _serve(args: argparse.Namespace, job: Job) -> int:
     from kvcache_engine.run import prepare_jax, serve
     from kvcache_engine.view import ProgressView
 
-    prepare_jax(job.engine)
+    # Before the model is loaded: a cache that is not installed is known in a moment. The model has the last word later.
+    resolve(job.loaded.config, usual_model(job.loaded.config.model_class), default_registry())
+    prepare_jax(job.engine, job.loaded.folder)
     out = None if args.json_out is None else Output(args.json_out, "--json")
-    with ProgressView(quiet=args.quiet) as view, Interrupt() as interrupt:
-        model = load_engine_model(job.engine, job.loaded.folder, view.loading)
+    with ProgressView(quiet=args.quiet, tables_aside=args.json_out == "-") as view, Interrupt() as interrupt:
+
+        def loading(what: str, done: int, total: int) -> None:
+            interrupt.check()
+            view.loading(what, done, total)
+
+        model = load_engine_model(job.engine, job.loaded.folder, loading)
         engine = build_engine(job.loaded.config, job.engine, model)
         report = serve(engine, job.engine, job.lines, view, interrupt)
-    if not args.quiet:
-        view.show(report)
+    # The file first: whatever goes wrong with a terminal must not lose it.
     if out is not None:
         out.write_json(report.as_dict())
+    if not args.quiet:
+        view.show(report)
     if interrupt.requested:
         return 130
     return 1 if report.summary["errors"] else 0

@@ -1,8 +1,11 @@
 """Puts an engine together: model, pools, allocators, cache from the builder, scheduler. It knows no cache type."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+
+import jax
 
 from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.model import CacheConfig
@@ -10,6 +13,7 @@ from kvcache_core.config.resolve import Resolution, resolve
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.pools import Allocator
 from kvcache_core.deps import CacheDeps
+from kvcache_core.errors import ConfigError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.registry import Registry
 from kvcache_core.transfer_queue import TransferQueue
@@ -82,12 +86,18 @@ def build_engine(
     """
     registry = default_registry() if registry is None else registry
     resolution = resolve(config, model.spec, registry)
+    context = engine.context or model.config.context_length
+    if context > model.config.context_length:
+        raise ConfigError(
+            f"{context} tokens are more than the model's context, which holds {model.config.context_length}",
+            path=("engine", "context"),
+        )
     page_size = config.page_size
     total = -(-engine.device_tokens // page_size)
     pools = _pools(model, page_size, total) if like is None else like.pools
-    allocators: Mapping[str, Allocator] = {"full": PageAllocator(total)}
     queue = TransferQueue(pools)
-    pool_set = EnginePools(pools, queue)
+    pool_set = _pool_set(pools, queue, engine.device_tokens)
+    allocators: Mapping[str, Allocator] = {"full": PageAllocator(total)}
     # One process owns all devices of the mesh, so it is rank 0 of 1 whatever the mesh's size.
     deps = CacheDeps(
         model=model.spec,
@@ -99,12 +109,11 @@ def build_engine(
         mesh=model.mesh,
     )
     cache = build_kv_cache(config, deps, registry)
-    context = min(engine.context or model.config.context_length, model.config.context_length)
     limits = Limits(
         context=context, vocab_size=model.config.vocab_size, chunk_tokens=engine.chunk_tokens, max_running=engine.max_running
     )
     if like is None:
-        runner = ModelRunner(model, pools, page_size, model.mesh, max_chunk=engine.chunk_tokens)
+        runner = ModelRunner(model, pools, page_size, model.mesh, max_chunk=engine.chunk_tokens, max_batch=engine.max_running)
         sampler = Sampler(engine.max_running) if sampler is None else sampler
     else:
         runner, sampler = like.runner, like.sampler if sampler is None else sampler
@@ -118,6 +127,21 @@ def build_engine(
         model.tokenizer.decode,
     )
     return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
+
+
+def _pool_set(pools: Mapping[str, PagedKVPool], queue: TransferQueue, device_tokens: int) -> EnginePools:
+    needed = sum(pool.bytes_per_page * (1 + pool.total_pages) for pool in pools.values())
+    too_large = ConfigError(
+        f"{device_tokens} tokens need {needed / 2**30:.1f} GiB of device memory, more than there is; lower it",
+        path=("engine", "device_tokens"),
+    )
+    # Some systems grant any amount of memory and end the process later, so what is plainly too much is not even asked for.
+    if needed > os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"):
+        raise too_large
+    try:
+        return EnginePools(pools, queue)
+    except (jax.errors.JaxRuntimeError, MemoryError) as error:
+        raise too_large from error
 
 
 def _pools(model: LoadedModel, page_size: int, total_pages: int) -> Mapping[str, PagedKVPool]:

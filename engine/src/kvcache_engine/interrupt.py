@@ -1,5 +1,6 @@
 """Ctrl-C as a wish: the run ends after the current step, and reports what was done."""
 
+import os
 import signal
 from types import FrameType
 from typing import Any, final
@@ -20,7 +21,13 @@ class Interrupt:
     def __exit__(self, *_: object) -> None:
         signal.signal(signal.SIGINT, self._before)
 
-    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
+    def check(self) -> None:
+        """Raises KeyboardInterrupt if Ctrl-C was pressed: for work that has nothing to report yet."""
         if self.requested:
             raise KeyboardInterrupt
+
+    def _on_signal(self, _signal: int, _frame: FrameType | None) -> None:
+        self.check()
         self.requested = True
+        # Not print: a signal may arrive in the middle of another one.
+        os.write(2, b"\nstopping after this step; once more ends at once\n")

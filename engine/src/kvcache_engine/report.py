@@ -36,7 +36,7 @@ def request_table(results: Sequence[RequestResult]) -> Table:
     table.add_column("answer")
     for result in results:
         table.add_row(
-            result.id,
+            Text(printable(result.id)),
             str(result.prompt_tokens),
             *(str(result.cached_tokens[tier]) for tier in ("device", "host", "storage")),
             str(result.computed_tokens),
@@ -93,6 +93,11 @@ def cached_text(result: RequestResult) -> str:
     return f"{result.cached} of {result.prompt_tokens} prompt tokens cached" + (f" ({tiers})" if tiers else "")
 
 
+def printable(text: str) -> str:
+    """`text` without what would move a terminal's cursor or change its colours."""
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def bytes_text(n: float) -> str:
     """With a binary unit: `185.6 MiB`."""
     for unit in ("B", "KiB", "MiB"):
@@ -111,6 +116,6 @@ def seconds_text(value: float | None) -> str:
 
 def _beginning(result: RequestResult) -> Text:
     # Answers and errors are data: shown as they are, never read as markup.
-    text = " ".join((result.error or result.text).split())
+    text = printable(" ".join((result.error or result.text).split()))
     shown = text if len(text) <= _SHOWN else text[: _SHOWN - 1] + "…"
     return Text(shown, style="red" if result.error else "", no_wrap=True, overflow="ellipsis")

@@ -8,6 +8,7 @@ from typing import Any, Protocol
 
 import jax
 
+from kvcache_core.errors import ConfigError
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.conversations import Conversations
 from kvcache_engine.engine import Engine
@@ -55,11 +56,21 @@ class RunReport:
         return {"requests": [result.as_dict() for result in self.requests], "summary": dict(self.summary)}
 
 
-def prepare_jax(engine: EngineConfig) -> None:
-    """Point JAX at the persistent compilation cache, so that the next process compiles nothing again."""
+def prepare_jax(engine: EngineConfig, folder: Path) -> None:
+    """Point JAX at the persistent compilation cache, so that the next process compiles nothing again. `folder`: the configuration
+    file's, to which the cache's path is relative.
+
+    Raises ConfigError when the cache's folder cannot be made.
+    """
     if engine.compilation_cache is None:
         return
-    jax.config.update("jax_compilation_cache_dir", str(Path(engine.compilation_cache).expanduser()))
+    cache = folder / Path(engine.compilation_cache).expanduser()
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        text = f"cannot make the folder {cache}: {error.strerror}; give another one, or null for no cache"
+        raise ConfigError(text, path=("engine", "compilation_cache")) from error
+    jax.config.update("jax_compilation_cache_dir", str(cache))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 

@@ -58,8 +58,8 @@ class ModelRunner:
         max_chunk: int = 512,
         max_batch: int | None = None,
     ) -> None:
-        """`max_chunk`: the most new tokens a row may bring. `max_batch`: the most rows of one token each; with it, the first batch
-        of a new context size compiles every program that this size and smaller ones can need (one row of any length, or any
+        """`max_chunk`: the most new tokens a row may bring. `max_batch`: the most rows of one token each; with it, the first
+        batch of a new context size compiles every program that this size and smaller ones can need (one row of any length, or any
         number of rows of one token), so that later batches of whatever mixture compile nothing.
 
         Raises ValueError when pools and model do not fit.

@@ -14,7 +14,7 @@ from rich.text import Text
 
 from kvcache_core.config.model import HiCacheConfig
 from kvcache_engine.engine import Engine
-from kvcache_engine.report import cached_text, make_console, request_table, summary_table, tiers_text
+from kvcache_engine.report import cached_text, make_console, printable, request_table, summary_table, tiers_text
 from kvcache_engine.results import RequestResult
 from kvcache_engine.run import RunReport, Working
 from kvcache_engine.tiers import tier_sizes
@@ -25,12 +25,13 @@ _LONG = 2.0
 
 @final
 class ProgressView:
-    """A `View`, and the `Progress` of loading a model. `quiet` shows nothing but warnings."""
+    """A `View`, and the `Progress` of loading a model. `quiet` shows nothing but warnings. `tables_aside`: standard output is
+    taken by something else, so tables go to standard error as well."""
 
-    def __init__(self, *, quiet: bool) -> None:
+    def __init__(self, *, quiet: bool, tables_aside: bool = False) -> None:
         self._quiet = quiet
         self._err = make_console(stderr=True)
-        self._out = make_console()
+        self._out = make_console(stderr=tables_aside)
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
@@ -78,9 +79,9 @@ class ProgressView:
         if self._quiet:
             return
         if result.error is not None:
-            self._err.print(Text(f"{result.id}: {result.error}", style="red"))
+            self._err.print(Text(printable(f"{result.id}: {result.error}"), style="red"))
         else:
-            self._err.print(Text(f"{result.id}: {cached_text(result)}, {len(result.output_tokens)} tokens answered"))
+            self._err.print(Text(printable(f"{result.id}: {cached_text(result)}, {len(result.output_tokens)} tokens answered")))
 
     def working(self, state: Working) -> None:
         loading = f"{state.loading} of them loading {state.pages_loading} pages, " if state.loading else ""
