@@ -113,6 +113,17 @@ def test_captured_pages_are_in_pinned_host_memory_and_laid_out_like_the_pool(kv_
     assert jax.tree.structure(captured) == jax.tree.structure(struct)
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_calling_thread_never_runs_a_copy_itself(devices, mesh_of) -> None:
+    """The CPU client runs programs of at most 1,000 operations in the thread that calls them, and copies count as none."""
+    pool = PagedKVPool(**SIZES, mesh=mesh_of(devices))
+    buffers = pool.create()
+    one = numbers(1)
+    captured = pool.gather(buffers, one)
+    for program in (pool._gather.lower(buffers, one), pool._scatter.lower(buffers, one, captured)):
+        assert program.compile().cost_analysis()["flops"] > 1000
+
+
 def test_skipped_rows_are_not_written() -> None:
     pool = PagedKVPool(**SIZES)
     written = patterns(pool, 4, seed=6)

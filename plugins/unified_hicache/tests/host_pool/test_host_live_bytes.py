@@ -103,6 +103,17 @@ def test_preallocated_buffers_are_written_in_place(page_kind, dtype, devices):
     assert places() == before
 
 
+@pytest.mark.parametrize("devices", [1, 4])
+def test_the_calling_thread_never_runs_a_copy_itself(page_kind, devices):
+    """The CPU client runs programs of at most 1,000 operations in the thread that calls them, and copies count as none."""
+    pages = page_kind("uint8", devices)
+    pool = PreallocatedPool(pages.struct, 8)
+    one = np.zeros(1, np.int32)
+    programs = [pool._read.lower(pool._buffers, one), pool._write.lower(pool._buffers, one, pages.batch(pages.bits(1, seed=1)))]
+    for program in programs:
+        assert program.compile().cost_analysis()["flops"] > 1000
+
+
 def never_packs(self):
     return None
 
