@@ -1,7 +1,8 @@
 """A cache between a model and a ledger: every call is predicted, and its result, ownership and content are compared.
 
 The ledger is the allocators' own journal, the content is read from device memory, and what should be known comes from
-`PrefixModel`; the cache's own account (`size`, `check_integrity`) is judged, never trusted. One device tier.
+`PrefixModel`; the cache's own account (`size`, `check_integrity`) is judged, never trusted. What a host tier adds is in
+`tier_ledger` and `tiered_world`.
 """
 
 from collections.abc import Mapping, Sequence
@@ -15,6 +16,7 @@ from kvcache_conformance.lru_simulator import LruSimulator
 from kvcache_conformance.page_content import page_content
 from kvcache_conformance.pool_model import Journal
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
+from kvcache_conformance.tier_ledger import TierLedger
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, Segment, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds, as_token_ids, floor_page
@@ -26,18 +28,30 @@ POISON = -7
 @final
 class CheckedCache:
     """`reuses_prefixes`: whether the cache keeps anything; `lru`: whether its eviction order must be the simulator's (decidable
-    for full attention alone). All methods raise Violation when the cache breaks its contract."""
+    for full attention alone); `ledger`: of the host tier, where there is one. All methods raise Violation when the cache breaks
+    its contract."""
 
-    def __init__(self, cache: BasePrefixCache, host: HostModel, *, reuses_prefixes: bool = True, lru: bool = True) -> None:
+    def __init__(
+        self,
+        cache: BasePrefixCache,
+        host: HostModel,
+        *,
+        reuses_prefixes: bool = True,
+        lru: bool = True,
+        ledger: TierLedger | None = None,
+    ) -> None:
         self.cache = cache
         self.host = host
         self.model = PrefixModel(host.page_size, host.geometries)
         self.held: set[Held] = set()
+        self.waiting: set[Held] = set()
+        """Locks of loads: what they cover is not all on the device yet."""
         self.request_owned: dict[str, set[int]] = {name: set() for name in host.geometries}
         self._reuses = reuses_prefixes
         only_closed = all(geometry.prefix_closed for geometry in host.geometries.values())
         self._simulator = LruSimulator(host.page_size) if lru and reuses_prefixes and only_closed else None
-        self._losses = 0
+        self._ledger = ledger
+        self.losses = 0
 
     # what a host does without the cache
 
@@ -67,7 +81,7 @@ class CheckedCache:
         view = as_token_ids(ids).copy()
         tokens = view.tobytes()
         before = self._sizes()
-        self._forget_journals()
+        self.forget_journals()
         result = self.cache.match_prefix(view, extra_key)
         view.fill(POISON)
         require(not self._moved(), "match_prefix allocated or freed")
@@ -77,18 +91,21 @@ class CheckedCache:
         require(device == usable, f"match_prefix found {device} tokens, {usable} are usable")
         lengths = f"device_len {device}, host_len {host}, matched_len {matched} of {len(view)} tokens"
         require(0 <= device <= host <= matched <= len(view), f"lengths out of order: {lengths}")
-        return Match(result, tokens, extra_key, self._losses)
+        if self._ledger is not None:
+            usable = self.model.longest_usable(extra_key, tokens, self._ledger.ends(extra_key, tokens))
+            require(host == usable, f"match_prefix found {host} tokens in both tiers, {usable} are usable")
+        return Match(result, tokens, extra_key, self.losses)
 
     def lock(self, match: Match, length: int | None = None) -> Held | None:
         """`lock_ref`. None is right only where the length is not usable, or data went since the match."""
         wanted = match.result.device_len if length is None else length
-        self._forget_journals()
+        self.forget_journals()
         lock = self.cache.lock_ref(match.result, length)
         require(not self._moved(), "lock_ref allocated or freed")
         usable = self.model.is_usable(match.extra_key, match.tokens, wanted)
         if lock is None:
             require(wanted > 0, "length 0 is always lockable")
-            require(not usable or match.losses != self._losses, f"lock_ref gave None although all {wanted} tokens are there")
+            require(not usable or match.losses != self.losses, f"lock_ref gave None although all {wanted} tokens are there")
             return None
         require(lock.length == wanted, f"a lock of {wanted} tokens was asked, it covers {lock.length}")
         require(usable, f"lock_ref locked {wanted} tokens, not all of which are there")
@@ -120,11 +137,12 @@ class CheckedCache:
 
     def unlock(self, held: Held, component: str | None = None) -> None:
         """`unlock_ref`, whole or one component early."""
-        self._forget_journals()
+        self.forget_journals()
         self.cache.unlock_ref(held.lock, component)
         require(not self._moved(), "unlock_ref allocated or freed")
         if component is None:
-            self.held.remove(held)
+            self.held.discard(held)
+            self.waiting.discard(held)
         else:
             held.parts.remove(component)
 
@@ -137,7 +155,7 @@ class CheckedCache:
             assert self.request_owned[name].issuperset(offered), "the test offers pages that no request owns"
         length = self._length_after(extra_key, tokens, {name: set(offered.values()) for name, offered in ends.items()})
         private = {name: [Segment(s.start, s.end, s.indices.copy()) for s in segments] for name, segments in values.items()}
-        self._forget_journals()
+        self.forget_journals()
         raw = self.cache.insert(view, private, extra_key)
         result = InsertResult(raw.length, _copies(raw.duplicates, ends), _copies(raw.refused, ends))
         view.fill(POISON)
@@ -148,6 +166,9 @@ class CheckedCache:
         require(raw.length == length, f"insert says {raw.length} tokens are usable, it should be {length}")
         for name, offered in ends.items():
             self._settle(name, offered, result, tokens, extra_key)
+        if self._ledger is not None:
+            self._ledger.note_started(self.model)
+            self.losses += self._ledger.observe("insert", self.model)
         if self._simulator is not None:
             self._simulator.use(extra_key, tokens, result.length)
         return result
@@ -160,9 +181,9 @@ class CheckedCache:
         if self._simulator is not None:
             resident = self.model.resident(component)
             order = set(self._simulator.evict(max(n, 0), {resident[index] for index in locked[component]}))
-        self._forget_journals()
+        self.forget_journals()
         freed = self.cache.evict(component, n)
-        gone = self._learn_of_losses("evict", locked)
+        gone = self.learn("evict", locked)
         require(len(gone[component]) == freed, f"evict says {freed} were freed, the allocator got {len(gone[component])}")
         require(freed == expected, f"evict({n}) freed {freed}, {expected} were to be had")
         if order is not None:
@@ -174,10 +195,11 @@ class CheckedCache:
 
     def reset(self) -> bool:
         """`reset`: everything, or nothing while a lock lives."""
-        self._forget_journals()
+        self.forget_journals()
         done = self.cache.reset()
-        require(done != bool(self.held), f"reset gave {done} with {len(self.held)} locks held")
-        self._learn_of_losses("reset", {name: self.locked(name) for name in self.host.geometries})
+        locks = len(self.held | self.waiting)
+        require(done != bool(locks), f"reset gave {done} with {locks} locks held")
+        self.learn("reset", {name: self.locked(name) for name in self.host.geometries}, forgets=done)
         if done:
             for name in self.host.geometries:
                 require(not self.model.resident(name), f"reset kept pages of {name!r}")
@@ -191,7 +213,7 @@ class CheckedCache:
         """Pages of `component` that live receipts cover."""
         indices = {
             self.model.index_at(component, held.extra_key, held.tokens, end)
-            for held in self.held
+            for held in self.held | self.waiting
             if component in held.parts
             for end in self.model.needed_ends(component, held.length)
         }
@@ -201,13 +223,15 @@ class CheckedCache:
         """Everything that must be true between two calls: owners, sizes, content, receipts, and the cache's own check."""
         for component, allocator in self.host.allocators.items():
             resident, requests = self.model.resident(component), self.request_owned[component]
-            lost = allocator.total - allocator.n_free - len(resident) - len(requests)
+            lost = allocator.total - allocator.n_free - len(resident) - len(requests) - len(self._in_flight(component))
             require(lost == 0, f"{lost} pages of {component!r} have no owner")
             self._check_size(component)
             self._check_content(component, list(resident.values()), np.asarray(list(resident), np.int32))
         for held in self.held:
             for component in held.parts:
                 self.segment(held, component)
+        if self._ledger is not None:
+            self._ledger.verify(self.model)
         self.cache.check_integrity({name: np.asarray(sorted(owned), np.int32) for name, owned in self.request_owned.items()})
 
     def _check_size(self, component: str) -> None:
@@ -217,14 +241,15 @@ class CheckedCache:
         require(sum(size[:5]) == size.total == allocator.total and min(size) >= 0, f"sizes do not sum up {about}")
         require(size.free == allocator.n_free, f"the allocator has {allocator.n_free} free, the size {about}")
         require(size.request_owned == len(self.request_owned[component]), f"requests own other pages than the size {about}")
-        require(size.in_flight == 0, f"nothing can be in flight {about}")
+        coming = len(self._in_flight(component))
+        require(size.in_flight == coming, f"loads under way own {coming}, the size {about}")
         require(size.evictable + size.protected == resident, f"the cache owns {resident}, the size {about}")
         # A window may begin inside a node, which is then held whole.
-        exact = self.host.geometries[component].prefix_closed or not self.held
+        exact = self.host.geometries[component].prefix_closed or not (self.held | self.waiting)
         require(size.protected == locked if exact else size.protected >= locked, f"locks cover {locked}, the size {about}")
 
     def _check_content(self, component: str, keys: Sequence[PageKey], indices: Indices) -> None:
-        pages = self.host.read(component, indices)
+        pages = self.host.peek(component, indices)
         for (extra_key, prefix), page, index in zip(keys, pages, indices.tolist(), strict=True):
             if not np.array_equal(page, page_content(extra_key, component, prefix)):
                 end = len(prefix) // TOKEN_BYTES
@@ -261,27 +286,63 @@ class CheckedCache:
                 self.request_owned[name].remove(index)
                 self.model.put(name, extra_key, tokens[: end * TOKEN_BYTES], index)
 
-    def _learn_of_losses(self, call: str, locked: Mapping[str, set[int]]) -> dict[str, list[PageKey]]:
+    def learn(self, call: str, locked: Mapping[str, set[int]], *, forgets: bool = False) -> dict[str, list[PageKey]]:
+        """After a call that may free: the pages the cache lost, by component. `locked`: what it could not take."""
+        journals = self._journals()
+        freed = {name: set(journal.freed) for name, journal in journals.items()}
+        coming = self._coming(call, journals)
         gone: dict[str, list[PageKey]] = {}
-        for name, journal in self._journals().items():
-            require(not journal.taken, f"{call} allocated")
-            for index in journal.freed:
-                require(
-                    index in self.model.resident(name), f"{call} freed page {index} of {name!r}, which the cache does not own"
-                )
+        for name, journal in journals.items():
+            given_back = [index for index in journal.taken if index not in self.model.resident(name)]
+            owned = [index for index in dict.fromkeys(journal.freed) if index not in coming[name] and index not in given_back]
+            for index in owned:
+                mine = index in self.model.resident(name)
+                require(mine, f"{call} freed page {index} of {name!r}, which the cache does not own")
                 require(index not in locked[name], f"{call} freed page {index} of {name!r}, which is locked")
-            gone[name] = [self.model.drop(name, index) for index in journal.freed]
-        self._losses += any(gone.values())
+            gone[name] = [self.model.drop(name, index) for index in owned]
+        self.losses += any(gone.values())
+        if self._ledger is not None:
+            self._ledger.land(self.model, freed, self._waited_for())
+            self.losses += self._ledger.observe(call, self.model, forgets=forgets)
         return gone
+
+    def forget_journals(self) -> None:
+        """Before a call that `learn` is asked about afterwards."""
+        self._journals()
+
+    def _coming(self, call: str, journals: Mapping[str, Journal]) -> dict[str, set[int]]:
+        """Destinations of loads, which a call may take and give back without the cache ever having them."""
+        ledger = self._ledger
+        if ledger is None:
+            require(not any(journal.taken for journal in journals.values()), f"{call} allocated")
+            return {name: set() for name in journals}
+        ended = ledger.ended_loads()
+        started = ledger.note_started(self.model)
+        for name, journal in journals.items():
+            wanted = sorted(
+                index for copy in started if copy.direction == "load" and copy.component == name for index in copy.device
+            )
+            kept = list(journal.taken)
+            require(sorted(kept) == wanted or not wanted, f"{call} allocated {kept} of {name!r} and loads into {wanted}")
+            require(bool(wanted) or set(kept) <= set(journal.freed), f"{call} allocated {kept} of {name!r} for nothing")
+        return {name: ended[name] for name in journals}
+
+    def _waited_for(self) -> set[tuple[str, PageKey]]:
+        return {
+            (name, (held.extra_key, held.tokens[: end * TOKEN_BYTES]))
+            for held in self.waiting
+            for name in self.host.geometries
+            for end in self.model.needed_ends(name, held.length)
+        }
+
+    def _in_flight(self, component: str) -> Mapping[int, PageKey]:
+        return {} if self._ledger is None else self._ledger.in_flight(component)
 
     def _sizes(self) -> list[tuple[int, ...]]:
         return [tuple(self.cache.size(name)) for name in self.host.geometries]
 
     def _journals(self) -> dict[str, Journal]:
         return {name: allocator.journal() for name, allocator in self.host.allocators.items()}
-
-    def _forget_journals(self) -> None:
-        self._journals()
 
     def _moved(self) -> bool:
         return any(journal.taken or journal.freed for journal in self._journals().values())

@@ -3,7 +3,7 @@
 What a request "computes" is written as the content of its prefix, what a cache delivers is compared with it. It knows no cache.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import final
 
 import numpy as np
@@ -12,6 +12,7 @@ from kvcache_conformance.geometries import geometry_of
 from kvcache_conformance.page_content import Content
 from kvcache_conformance.pool_model import Memory, NumpyPool, NumpyPoolSet, StrictAllocator
 from kvcache_core.contracts.model_spec import ComponentSpec, ModelClass, ModelSpec
+from kvcache_core.contracts.pools import DevicePool
 from kvcache_core.contracts.results import Indices
 from kvcache_core.deps import CacheDeps
 from kvcache_core.transfer_queue import TransferQueue
@@ -19,15 +20,22 @@ from kvcache_core.transfer_queue import TransferQueue
 
 @final
 class HostModel:
-    """`page_size` in tokens; `totals`: pages (states) of each component's pool, or one number for all."""
+    """`page_size` in tokens; `totals`: pages (states) of each component's pool, or one number for all. `make_pool(component)`:
+    the device pools, which take and give numpy memory (`NumpyPool`) but may hand pages to the host tier in another form."""
 
-    def __init__(self, page_size: int, components: Sequence[ComponentSpec], totals: int | Mapping[str, int]) -> None:
+    def __init__(
+        self,
+        page_size: int,
+        components: Sequence[ComponentSpec],
+        totals: int | Mapping[str, int],
+        make_pool: Callable[[str], DevicePool] = NumpyPool,
+    ) -> None:
         self.page_size = page_size
         self.components = tuple(components)
         self.geometries = {spec.name: geometry_of(spec) for spec in components}
         sizes = dict.fromkeys(self.geometries, totals) if isinstance(totals, int) else dict(totals)
         self.allocators = {name: StrictAllocator(sizes[name]) for name in self.geometries}
-        self.pools = {name: NumpyPool(name) for name in self.geometries}
+        self.pools = {name: make_pool(name) for name in self.geometries}
         self.queue = TransferQueue(self.pools)
         self.pool_set = NumpyPoolSet(sizes, self.queue)
 
@@ -60,3 +68,11 @@ class HostModel:
         pages: Memory = buffers[component][np.asarray(indices, np.intp)]
         self.pool_set.give(buffers)
         return pages
+
+    def peek(self, component: str, indices: Indices | Sequence[int]) -> Memory:
+        """`read` without the gate: nothing is dispatched."""
+        return self.pool_set.peek(component, np.asarray(indices, np.intp))
+
+    def idle(self) -> None:
+        """A step without a forward: what is queued is dispatched."""
+        self.pool_set.give(self.pool_set.take())

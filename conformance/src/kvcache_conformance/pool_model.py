@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache_conformance.page_content import BYTES, LAYERS
-from kvcache_core.contracts.pools import SKIP
+from kvcache_core.contracts.pools import SKIP, Pages
 from kvcache_core.contracts.results import Indices
 from kvcache_core.errors import DoubleFreeError
 from kvcache_core.transfer_queue import TransferQueue
@@ -81,18 +81,22 @@ class StrictAllocator:
 
 @final
 class NumpyPool:
-    """One component's pages. A scatter consumes its buffer as a donating program does: whoever kept it reads rubbish."""
+    """One component's pages. A scatter consumes its buffer as a donating program does: whoever kept it reads rubbish.
 
-    def __init__(self, component: str) -> None:
+    `host_struct`: what the pool says of one page; by default a page of numpy, for caches that keep pages as arrays. A cache with
+    real host pools needs jax's description, which the kit does not know: its test brings it.
+    """
+
+    def __init__(self, component: str, host_struct: Pages = None) -> None:
         self._identity = f"{component}/uint8/{LAYERS}x{BYTES}".encode()
+        self._host_struct = np.empty((1, LAYERS, BYTES), np.uint8) if host_struct is None else host_struct
 
     @property
     def identity(self) -> bytes:
         return self._identity
 
-    def host_struct(self) -> Memory:
-        """One page of numpy instead of jax's description: for caches that keep pages as arrays, without a pinned host pool."""
-        return np.empty((1, LAYERS, BYTES), np.uint8)
+    def host_struct(self) -> Pages:
+        return self._host_struct
 
     def gather(self, buffers: Memory, indices: Indices) -> Memory:
         pages = buffers[indices]
@@ -125,3 +129,8 @@ class NumpyPoolSet:
         assert self._out, "give without take"
         self._out = False
         self._buffers = dict(buffers)
+
+    def peek(self, component: str, indices: Indices) -> Memory:
+        """A copy of some pages as they are, without dispatching anything: for looking on."""
+        assert not self._out, "the buffers are out"
+        return self._buffers[component][indices]

@@ -9,7 +9,7 @@ from typing import final
 import numpy as np
 
 from kvcache_conformance.checked_cache import CheckedCache
-from kvcache_conformance.claims import Held, require
+from kvcache_conformance.claims import Held, Match, require
 from kvcache_conformance.page_content import page_content
 from kvcache_core.contracts.results import NO_INDICES, InsertResult, Segment, Values
 from kvcache_core.contracts.tokens import ExtraKey, floor_page
@@ -52,11 +52,18 @@ class RequestModel:
 
     def admit(self) -> bool:
         """Match, lock, allocate what a state needs. False, with nothing held, where there is no room."""
+        held = self.world.lock(self.find())
+        assert held is not None, "a match made in the same moment is not stale"
+        return self.start(held)
+
+    def find(self) -> Match:
+        """What an admission asks for: all but the last token, whose forward gives the first logits."""
+        return self.world.match(self._ids()[:-1], self.extra_key)
+
+    def start(self, held: Held) -> bool:
+        """Run on what `held`, which is the request's from now on, delivers. False, with nothing held, where there is no room."""
         world = self.world
         assert self._held is None and not self.computed
-        match = world.match(self._ids()[:-1], self.extra_key)
-        held = world.lock(match)
-        assert held is not None, "a match made in the same moment is not stale"
         for name in self._stateful:
             slot = self._alloc(name, 1)
             if not slot:

@@ -1,0 +1,87 @@
+"""UnifiedRadixCache in the kit's surroundings: with any components, with or without a host tier whose controller is scripted.
+
+The kit knows no jax and no plugin. What a host pool has to be told about a page, and a look into the tree for what the cache
+claims to have in host memory, are therefore here.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from kvcache_conformance.geometries import FULL, make_geometry
+from kvcache_conformance.host_model import HostModel
+from kvcache_conformance.page_content import BYTES, LAYERS
+from kvcache_conformance.pool_model import NumpyPool
+from kvcache_conformance.tier_ledger import HostClaims
+from kvcache_conformance.tier_machine import TierSizes
+from kvcache_conformance.tiered_world import TieredWorld
+from kvcache_conformance.transfer_script import TransferScript
+from kvcache_core import CacheConfig
+from kvcache_core.config.model import HiCacheConfig
+from kvcache_radix.node import TOKEN_BYTES
+from kvcache_unified_hicache.cache import UnifiedRadixCache
+
+
+def page_struct():
+    """One numpy page as a pinned host pool wants to hear of it. No content of a jax array is ever made."""
+    sharding = jax.sharding.SingleDeviceSharding(jax.devices()[0], memory_kind="pinned_host")
+    return jax.ShapeDtypeStruct((1, LAYERS, BYTES), jnp.uint8, sharding=sharding)
+
+
+def claims(cache):
+    """What the tree says about host memory, page by page."""
+    store, page = cache._tree.store, cache._tree.page_size
+    names = [geometry.name for geometry in store.geometries]
+    resident, copying = {name: {} for name in names}, {name: set() for name in names}
+    todo = [(root.extra_key, b"", child) for root in store.roots.values() for child in root.children.values()]
+    while todo:
+        extra_key, above, node = todo.pop()
+        prefix = above + node.key
+        todo += [(extra_key, prefix, child) for child in (node.children or {}).values()]
+        for name, geometry, cell in zip(names, store.geometries, node.cells, strict=True):
+            starts = [node.end - page] if geometry.at_node_end else range(node.start, node.end, page)
+            keys = [(extra_key, prefix[: (start + page) * TOKEN_BYTES]) for start in starts]
+            if cell.host is not None:
+                resident[name].update(zip(keys, np.frombuffer(cell.host, np.int32).tolist(), strict=True))
+            if cell.operation in cache._host.backups.running:
+                copying[name].update(keys)
+    return HostClaims(resident, copying)
+
+
+def build(host, hicache=None, script=None):
+    """The cache, with bare geometries instead of the components' packages."""
+    deps = replace(host.deps(), components=dict.fromkeys(host.geometries, make_geometry))
+    if script is not None:
+        deps = replace(deps, controller=script.make)
+    config = CacheConfig(cache_type="unified_radix_cache", page_size=host.page_size, hicache=hicache)
+    return UnifiedRadixCache(config, deps)
+
+
+def build_tiered(sizes, components=(FULL,), cache_type=build):
+    host = HostModel(sizes.page_size, components, sizes.pages, lambda name: NumpyPool(name, page_struct()))
+    persist_on = "never"
+    hicache = HiCacheConfig(ratio=(sizes.slots + 0.5) / sizes.pages, backup_on=sizes.backup_on, persist_on=persist_on)
+    script = TransferScript()
+    cache = cache_type(host, hicache, script)
+    return TieredWorld(cache, host, script, lambda: claims(cache))
+
+
+@pytest.fixture(scope="session")
+def unified():
+    """`unified(host)`: a UnifiedRadixCache with device memory alone."""
+    return build
+
+
+@pytest.fixture(scope="session")
+def tiered():
+    """`tiered(sizes, components)`: a `TieredWorld`."""
+    return build_tiered
+
+
+@pytest.fixture
+def world(tiered):
+    """Page size 4; 16 pages on the device, 64 slots in the host; copied when inserted."""
+    return tiered(TierSizes(4, 16, 64, "insert"))
