@@ -77,8 +77,10 @@ class Device:
 class Full:
     """A host pool that is full. Pages come in for the oldest."""
 
-    def __init__(self, device: Device, kind: Callable[..., HostKVPool]) -> None:
+    def __init__(self, device: Device, kind: Callable[..., HostKVPool], *, probe: int) -> None:
+        """`probe`: how many pages of a batch to capture in order to see that they are there: the number that costs least."""
         self._device = device
+        self._probe = probe
         self._pool = kind(device.pool.host_struct(), ROOM * device.pages)
         self._slots: deque[np.ndarray] = deque()
         for _ in range(ROOM):
@@ -90,8 +92,9 @@ class Full:
 
         def finish() -> None:
             self._enter(jax.block_until_ready(gathered.pop()))
-            # One page more than was copied out: it waits for the pool's own copy, where there is one.
-            jax.block_until_ready([batch.pages for batch in self._pool.get(self._slots[-1][:1]).batches()])
+            # Waits for the pool's own copy, where there is one.
+            probe = self._pool.get(self._slots[-1][: self._probe])
+            jax.block_until_ready([batch.pages for batch in probe.batches()])
 
         return timed(lambda: gathered.append(self._device.gather()), finish)
 
@@ -126,7 +129,8 @@ class Packed:
 
 def measure(pages: int, rounds: int) -> list[dict[str, Any]]:
     device = Device(pages)
-    per_page, preallocated, packed = Full(device, PerPagePool), Full(device, PreallocatedPool), Packed(device)
+    per_page, preallocated = Full(device, PerPagePool, probe=pages), Full(device, PreallocatedPool, probe=1)
+    packed = Packed(device)
     cases: dict[tuple[str, str], Callable[[], Timed]] = {
         ("per_page", "out"): per_page.out,
         ("per_page", "in"): per_page.back,
