@@ -72,6 +72,7 @@ class Bench:
     def __init__(self, args: argparse.Namespace) -> None:
         self._ours = rounds.ours()
         self._peers = rounds.peers(args.peers, args.peer_python, args.sglang, args.vllm)
+        self._wheels = [folder for folder in (args.sglang, args.vllm) if folder is not None]
         self._tree = ("--tree", args.peer_tree)
         self._peer_leaves = args.peer_leaves
         self._quick = args.quick
@@ -82,6 +83,10 @@ class Bench:
         found: dict[str, Any] = {"python": platform.python_version(), **self._ours.run("versions")}
         if self._peers.sglang is not None:
             found |= {f"peer's {name}": version for name, version in self._peers.sglang.run("versions").items()}
+        for wheel in self._wheels:
+            for about in wheel.glob("*.dist-info"):
+                name, _, version = about.stem.rpartition("-")
+                found[f"peer's {name}"] = version
         return found
 
     def not_run(self) -> list[str]:
@@ -209,6 +214,7 @@ def main() -> int:
     args.json.write_text(json.dumps({"about": about, "figures": [figure.as_dict() for figure in made]}, indent=1) + "\n")
     if args.markdown is not None:
         page = figures.markdown("The radix tree beside its peers", about, made, bench.profiles(missed, trace))
+        args.markdown.parent.mkdir(parents=True, exist_ok=True)
         args.markdown.write_text(page)
     return 0
 
