@@ -175,6 +175,16 @@ def test_a_loaded_prefix_is_not_computed_again():
     host.assert_idle()
 
 
+def test_a_lock_is_not_exchanged_for_a_shorter_one():
+    """T3: this cache takes nothing, so an insert gives length 0 while the request holds 32 loaded tokens."""
+    host = Host(["ok"])
+    request = host.ask("a", tail(*range(50, 60)))
+    host.run()
+    assert request.output_ids == answer(request.spec.prompt_ids, 4, VOCAB, [5])
+    assert (request.counts.host, request.counts.computed) == (32, 10)
+    host.assert_idle()
+
+
 @pytest.mark.parametrize(
     ("script", "host_tokens"),
     [
@@ -254,3 +264,51 @@ def test_random_loads_failures_and_aborts():
     assert sum(r.counts.host for r in done) > 500
     assert host.scheduler.stats.preemptions > 10
     host.assert_idle()
+
+
+# planted faults, each with the test that fails under it
+
+
+def commit_without_comparing(self, request):
+    """T3: the lock moves to whatever the insert gave, also to less than the request holds."""
+    end = request.computed // PAGE * PAGE
+    if end <= request.pages.cached_len:
+        return
+    old = request.lock
+    result = self._cache.insert(request.ids()[:end], request.pages.values(end), request.spec.extra_key)
+    lock = self._cache.lock_ref(self._cache.match_prefix(request.ids()[: result.length], request.spec.extra_key))
+    request.pages.remap(lock)
+    self._free(result.duplicates)
+    self._cache.unlock_ref(old)
+    request.lock = lock
+
+
+def abort_keeps_the_ticket(self, request):
+    """L5: the load of an aborted request is never withdrawn, and its lock never released."""
+    self._free(request.pages.clear())
+    request.ticket = None
+
+
+def a_failed_load_counts_as_loaded(self, request):
+    """B5: whatever became of the load, the request reads the pages."""
+    ticket, request.ticket = request.ticket, None
+    if not ticket.done:
+        request.ticket = ticket
+        return False
+    self._start(request, ticket.lock, request.matched_device)
+    return True
+
+
+MUTANTS = [
+    ("commit_chunk", commit_without_comparing, test_a_lock_is_not_exchanged_for_a_shorter_one),
+    ("abort", abort_keeps_the_ticket, test_abort_while_loading_gives_everything_back),
+    ("finish_load", a_failed_load_counts_as_loaded, lambda: test_whatever_becomes_of_the_load_the_answer_is_right(["fail"], 0)),
+]
+
+
+@pytest.mark.parametrize(("method", "fault", "directed"), MUTANTS, ids=[fault.__name__ for _, fault, _ in MUTANTS])
+def test_planted_faults_are_found(monkeypatch, method, fault, directed):
+    directed()
+    monkeypatch.setattr(KVManager, method, fault)
+    with pytest.raises((AssertionError, IntegrityError, LockError)):
+        directed()

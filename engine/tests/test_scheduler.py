@@ -11,11 +11,13 @@ from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_core.deps import CacheDeps
+from kvcache_core.errors import IntegrityError
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_engine.errors import RequestError
 from kvcache_engine.kv_manager import KVManager
 from kvcache_engine.pools.page_allocator import PageAllocator
 from kvcache_engine.request import Phase, Request, RequestSpec, Sampling
+from kvcache_engine.request_pages import RequestPages
 from kvcache_engine.scheduler import Limits, Scheduler
 
 VOCAB = 97
@@ -215,3 +217,48 @@ def test_admission_leaves_a_page_for_every_running_request():
     assert_right(first)
     assert_right(second)
     host.assert_idle()
+
+
+# planted faults, each with the test that fails under it
+
+
+def hits_counted_twice(self, length, device_len):
+    """P7: a prefix found again after a preemption is reported as a hit once more."""
+    self.counts.device += min(length, self.n_prompt)
+    self.high_water = max(self.high_water, length)
+
+
+def aborts_leave_pages_behind(self, request):
+    """L5, L1: the pages of an aborted request stay allocated."""
+    request.pages.clear()
+    if request.lock is not None:
+        self._cache.unlock_ref(request.lock)
+        request.lock = None
+
+
+def duplicates_are_kept(self, owned):
+    """L7: what turned out to be a duplicate, refused or left over is never freed."""
+
+
+def the_tail_is_forgotten(self, component):
+    """L1: a request forgets the page it only half filled."""
+    return self._tables[component][self._cached :][:-1]
+
+
+def run_small_pool():
+    test_long_random_run_with_aborts_in_every_phase_and_preemption("radix_cache")
+
+
+MUTANTS = [
+    (Request, "count_cached", hits_counted_twice, run_small_pool),
+    (KVManager, "abort", aborts_leave_pages_behind, run_small_pool),
+    (KVManager, "_free", duplicates_are_kept, run_small_pool),
+    (RequestPages, "owned", the_tail_is_forgotten, run_small_pool),
+]
+
+
+@pytest.mark.parametrize(("cls", "method", "fault", "directed"), MUTANTS, ids=[fault.__name__ for _, _, fault, _ in MUTANTS])
+def test_planted_faults_are_found(monkeypatch, cls, method, fault, directed):
+    monkeypatch.setattr(cls, method, fault)
+    with pytest.raises((AssertionError, IntegrityError)):
+        directed()

@@ -12,14 +12,16 @@ class PageAllocator:
     Pages are handed out last freed, first given: a page that was used a moment ago is the likeliest to be in a memory cache.
     """
 
-    __slots__ = ("_free", "_is_free", "_total")
+    __slots__ = ("_free", "_is_free", "_n_free", "_total")
 
     def __init__(self, total: int) -> None:
         """Raises ValueError unless `total` is positive."""
         if total < 1:
             raise ValueError(f"a pool needs at least one page, not {total}")
         self._total = total
-        self._free = list(range(total, 0, -1))
+        # A stack with room for every page; entries from `_n_free` on are stale. Four bytes a page, and no object for any of them.
+        self._free = np.arange(total, 0, -1, dtype=np.int32)
+        self._n_free = total
         self._is_free = np.ones(total + 1, dtype=np.bool_)
         self._is_free[0] = False
 
@@ -29,7 +31,7 @@ class PageAllocator:
 
     @property
     def n_free(self) -> int:
-        return len(self._free)
+        return self._n_free
 
     def alloc(self, n: int) -> npt.NDArray[np.int32] | None:
         """`n` page numbers owned by the caller from now on, or None when fewer are free (none is taken then).
@@ -38,11 +40,11 @@ class PageAllocator:
         """
         if n < 0:
             raise ValueError(f"cannot allocate {n} pages")
-        if n > len(self._free):
+        if n > self._n_free:
             return None
-        cut = len(self._free) - n
-        taken = np.array(self._free[cut:][::-1], dtype=np.int32)
-        del self._free[cut:]
+        rest = self._n_free - n
+        taken = self._free[rest : self._n_free][::-1].copy()
+        self._n_free = rest
         self._is_free[taken] = False
         return taken
 
@@ -53,25 +55,30 @@ class PageAllocator:
             DoubleFreeError: an index is free already, occurs twice, or was never given out; none is freed then.
         """
         pages = np.asarray(indices)
-        if pages.size == 0:
+        n = pages.size
+        if not n:
             return
-        if pages.ndim != 1 or not np.issubdtype(pages.dtype, np.integer):
+        if pages.ndim != 1 or pages.dtype.kind not in "iu":
             raise TypeError(f"page numbers are a 1-D integer array, not {pages.dtype} of shape {pages.shape}")
-        foreign = (pages < 1) | (pages > self._total)
-        if foreign.any():
-            raise DoubleFreeError(f"page {int(pages[foreign][0])} was never given out: pages are 1 to {self._total}")
+        # A list's min and max, argmax and count_nonzero skip numpy's ufunc machinery, which costs more than a scan of few pages
+        numbers: list[int] = pages.tolist()
+        low, high = min(numbers), max(numbers)
+        if low < 1 or high > self._total:
+            raise DoubleFreeError(f"page {low if low < 1 else high} was never given out: pages are 1 to {self._total}")
         already = self._is_free[pages]
-        if already.any():
-            raise DoubleFreeError(f"page {int(pages[already][0])} is free already")
-        unique, counts = np.unique(pages, return_counts=True)
-        if len(unique) != len(pages):
+        if np.count_nonzero(already):
+            raise DoubleFreeError(f"page {pages.item(already.argmax())} is free already")
+        if len(set(numbers)) != n:
+            unique, counts = np.unique(pages, return_counts=True)
             raise DoubleFreeError(f"page {int(unique[counts > 1][0])} occurs twice in one call of free")
         self._is_free[pages] = True
-        self._free.extend(int(page) for page in pages[::-1])
+        self._free[self._n_free : self._n_free + n] = pages[::-1]
+        self._n_free += n
 
     def check_integrity(self) -> None:
         """Raises IntegrityError when the list of free pages and the marks disagree."""
-        if len(set(self._free)) != len(self._free):
+        free = self._free[: self._n_free]
+        if len(np.unique(free)) != len(free):
             raise IntegrityError("a page is in the free list twice")
-        if self._is_free[0] or int(self._is_free.sum()) != len(self._free) or not self._is_free[self._free].all():
+        if self._is_free[0] or int(self._is_free.sum()) != len(free) or not self._is_free[free].all():
             raise IntegrityError("the free list and the marks of free pages differ")

@@ -9,7 +9,7 @@ from typing import Any, final
 from kvcache_core.contracts.cache import BasePrefixCache, Tier
 from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.pools import Allocator
-from kvcache_core.contracts.results import Indices, InsertResult, MatchResult, SizeInfo, Values
+from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, MatchResult, SizeInfo, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds
 from kvcache_core.deps import CacheDeps
 from kvcache_core.errors import ConfigError
@@ -81,7 +81,7 @@ class RadixCache(BasePrefixCache):
 
     def check_integrity(self, request_owned: Mapping[str, Indices] | None = None) -> None:
         check_tree(self._tree)
-        owned = None if request_owned is None else request_owned.get(FULL)
+        owned = None if request_owned is None else request_owned.get(FULL, NO_INDICES)
         check_ownership(self._tree, DEVICE, 0, self.size(FULL), owned)
 
     def _free(self, reclaimed: Reclaimed) -> int:

@@ -4,6 +4,7 @@ It knows geometries and page sizes; it does not know the tree.
 """
 
 from collections.abc import Mapping, Sequence
+from operator import index
 from types import MappingProxyType
 
 import numpy as np
@@ -82,7 +83,7 @@ def read_offers(
 
 
 def _read_segment(name: str, segment: Segment, at_node_end: bool, page_size: int, length: int) -> bytes:
-    start, end, indices = segment.start, segment.end, segment.indices
+    start, end, indices = index(segment.start), index(segment.end), segment.indices
     if start % page_size or end % page_size or not 0 <= start <= end <= length:
         raise ValueError(
             f"segment [{start}, {end}) of {name!r} must lie in [0, {length}), "

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.results import NO_INDICES, Segment
-from kvcache_core.contracts.tokens import floor_page
+from kvcache_core.contracts.tokens import INT32, floor_page
 from kvcache_core.errors import LockError
 from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.store import NodeStore
@@ -33,7 +33,9 @@ class TreeLock(Lock):
         if self.stops[c] == RELEASED:
             raise LockError(f"{self} no longer covers {component!r}; take its segment before releasing it")
         geometry, page, stop = self._store.geometries[c], self._store.page_size, self.stops[c]
-        start = floor_page(geometry.first_needed(self._length), page)
+        start = geometry.first_needed(self._length)
+        if start:
+            start = floor_page(start, page)
         chunks: list[bytes] = []
         node = self.node
         while node is not None and node.end > stop:
@@ -47,7 +49,7 @@ class TreeLock(Lock):
         chunks.reverse()
         # the locked node nearest the root may begin before the window does
         skip = 0 if geometry.at_node_end else (start - stop) // page * INDEX_BYTES
-        return Segment(start, self._length, np.frombuffer(b"".join(chunks), dtype=np.int32, offset=skip))
+        return Segment(start, self._length, np.frombuffer(b"".join(chunks), dtype=INT32, offset=skip))
 
     def __repr__(self) -> str:
         state = "released" if self.stops and all(stop == RELEASED for stop in self.stops) else "held"

@@ -7,6 +7,7 @@ It does not know allocators, pools, transfers or storage: what leaves it is hand
 """
 
 from collections.abc import Sequence
+from operator import index
 
 import numpy as np
 import numpy.typing as npt
@@ -115,7 +116,8 @@ class RadixTree:
             self.receipts.add(receipt)
             return receipt
         node = match.handle
-        assert isinstance(node, Node)
+        if not isinstance(node, Node):
+            raise LockError("the match was made by another cache; a handle is good only for the cache that gave it")
         above = node.parent
         if above is None:
             return None
@@ -239,7 +241,7 @@ class RadixTree:
         victim at a page boundary. The caller frees what is returned, of every component and tier."""
         c, level = self.store.components[component], TIERS[tier]
         reclaimed = Reclaimed()
-        missing = n
+        missing = index(n)
         while missing > 0:
             victim = self.victim(c, missing, level)
             if victim is None:

@@ -177,3 +177,22 @@ def test_the_planted_fault_is_found(mutant, test, monkeypatch, make_host, tokens
     mutant(monkeypatch)
     with pytest.raises((AssertionError, KVCacheError)):
         test(make_host, tokens)
+
+
+@pytest.mark.parametrize("bounds", [(0.0, 8.0), (0, 8.0), ("0", "8")])
+def test_bounds_that_are_no_integers_change_nothing(make_host, bounds):
+    host = make_host("F", page=4)
+    ids = np.arange(8, dtype=np.int32)
+    with pytest.raises(TypeError):
+        host.cache.insert(ids, {"full": (Segment(*bounds, np.array([1, 2], np.int32)),)})
+    host.cache.check_integrity()
+    assert host.cache.match_prefix(ids).matched_len == 0
+
+
+def test_an_eviction_of_half_a_page_changes_nothing(make_host, tokens):
+    host = make_host("F")
+    host.cache.insert(tokens(range(16)), {"full": (segment(host, "full", 0, 16),)})
+    with pytest.raises(TypeError):
+        host.cache.evict("full", 1.5)
+    host.cache.check_integrity()
+    assert host.cache.evict("full", 100) == 4
