@@ -71,7 +71,7 @@ class HostModel:
 
     def peek(self, component: str, indices: Indices | Sequence[int]) -> Memory:
         """`read` without the gate: nothing is dispatched."""
-        return self.pool_set.peek(component, np.asarray(indices, np.intp))
+        return self.pool_set.peek(component, np.asarray(indices, np.int32))
 
     def idle(self) -> None:
         """A step without a forward: what is queued is dispatched."""

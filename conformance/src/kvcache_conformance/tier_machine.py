@@ -63,8 +63,43 @@ class TierSizes(NamedTuple):
 
 TierFactory = Callable[[TierSizes], TieredWorld]
 
+
+class Situation(NamedTuple):
+    """What hypothesis chooses for one composite step; each uses what it needs."""
+
+    drafts: tuple[Draft, Draft, Draft]
+    extra_key: ExtraKey
+    tails: tuple[list[int], list[int]]
+    number: int
+    flag: bool
+    other_flag: bool
+    fates: list[bool]
+
+
+KINDS = (
+    "round_trip",
+    "race_two_loads",
+    "load_under_pressure",
+    "load_with_little_room",
+    "load_with_an_old_match",
+    "evict_under_a_write",
+    "insert_under_a_load",
+    "reset_under_load",
+)
+"""The composite steps, methods of `TierMachine`."""
+
 _fates = st.lists(st.booleans(), max_size=4)
 _few = st.sampled_from([None, None, 0, 1, 2])
+_situations = st.builds(
+    Situation,
+    drafts=st.tuples(DRAFTS, DRAFTS, DRAFTS),
+    extra_key=EXTRA_KEYS,
+    tails=TAILS,
+    number=SOME,
+    flag=st.booleans(),
+    other_flag=st.booleans(),
+    fates=_fates,
+)
 
 
 class Waiting(NamedTuple):
@@ -202,14 +237,44 @@ class TierMachine(MachineRules):
             self.tiered.host.idle()
         self.tiered.poll()
 
+    # hypothesis takes some rules out of each example and rarely lines up the others: these come often, in three rules
+
+    @rule(kind=st.sampled_from(KINDS), s=_situations)
+    def situation(self, kind: str, s: Situation) -> None:
+        self.play(kind, s)
+
+    @rule(kind=st.sampled_from(KINDS), s=_situations)
+    def second_situation(self, kind: str, s: Situation) -> None:
+        self.play(kind, s)
+
+    @rule(kinds=st.tuples(st.sampled_from(KINDS), st.sampled_from(KINDS)), s=_situations)
+    def two_situations(self, kinds: tuple[str, str], s: Situation) -> None:
+        """The second meets the same prefixes as the first."""
+        for kind in kinds:
+            self.play(kind, s)
+            self.tiered.verify()
+
+    def play(self, kind: str, s: Situation) -> None:
+        """One of KINDS."""
+        steps: dict[str, Callable[[Situation], None]] = {
+            "round_trip": self.round_trip,
+            "race_two_loads": self.race_two_loads,
+            "load_under_pressure": self.load_under_pressure,
+            "load_with_little_room": self.load_with_little_room,
+            "load_with_an_old_match": self.load_with_an_old_match,
+            "evict_under_a_write": self.evict_under_a_write,
+            "insert_under_a_load": self.insert_under_a_load,
+            "reset_under_load": self.reset_under_load,
+        }
+        steps[kind](s)
+
     # loads
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, more=SOME)
-    def round_trip(self, draft: Draft, extra_key: ExtraKey, more: int) -> None:
+    def round_trip(self, s: Situation) -> None:
         """Out of device memory and back."""
-        prompt = self.sequence(draft)
-        self.put_in_host(prompt, extra_key)
-        request = self.serve_whole([*prompt, more % 3][: MAX_TOKENS + 1], extra_key)
+        prompt = self.sequence(s.drafts[0])
+        self.put_in_host(prompt, s.extra_key)
+        request = self.serve_whole([*prompt, s.number % 3][: MAX_TOKENS + 1], s.extra_key)
         whole = floor_page(len(prompt), self.world.host.page_size)
         self.events["round trip"] += request is not None and request.hits >= whole > 0
 
@@ -239,39 +304,22 @@ class TierMachine(MachineRules):
             self.waiting.remove(waiting)
             self.abandon(waiting)
 
-    @rule(
-        draft=DRAFTS,
-        extra_key=EXTRA_KEYS,
-        tails=TAILS,
-        fates=_fates,
-        dispatched=st.booleans(),
-        leaver=st.sampled_from([None, 0, 1]),
-        evict=st.booleans(),
-    )
-    def race_two_loads(
-        self,
-        draft: Draft,
-        extra_key: ExtraKey,
-        tails: tuple[list[int], list[int]],
-        fates: list[bool],
-        dispatched: bool,
-        leaver: int | None,
-        evict: bool,
-    ) -> None:
+    def race_two_loads(self, s: Situation) -> None:
         """Two requests load one prefix, the second from farther on; one may leave, copies may fail."""
-        prefix = self.sequence(draft)
-        self.put_in_host([*prefix, *tails[1]][:MAX_TOKENS], extra_key)
+        prefix = self.sequence(s.drafts[0])
+        self.put_in_host([*prefix, *s.tails[1]][:MAX_TOKENS], s.extra_key)
         self.tiered.script.hold_back()
-        self.tiered.script.fates.extend(fates)
-        asked = [self.ask(tokens[:MAX_TOKENS], extra_key) for tokens in ([*prefix, *tails[0]], [*prefix, *tails[1], 0])]
+        self.tiered.script.fates.extend(s.fates)
+        asked = [self.ask(tokens[:MAX_TOKENS], s.extra_key) for tokens in ([*prefix, *s.tails[0]], [*prefix, *s.tails[1], 0])]
         self.world.verify()
-        if dispatched:
+        if s.flag:
             self.tiered.host.idle()
-        if leaver is not None and isinstance(left := asked[leaver], Waiting):
+        leaver = s.number % 4
+        if leaver < len(asked) and isinstance(left := asked[leaver], Waiting):
             asked[leaver] = None
             self.abandon(left)
             self.tiered.verify()
-        if evict:
+        if s.other_flag:
             for name, allocator in self.world.host.allocators.items():
                 self.world.evict(name, allocator.total)
         self.tiered.settle()
@@ -280,19 +328,18 @@ class TierMachine(MachineRules):
             if request is not None:
                 self.run(request, "finish")
 
-    @rule(drafts=st.tuples(DRAFTS, DRAFTS, DRAFTS), extra_key=EXTRA_KEYS, hold=st.booleans())
-    def load_under_pressure(self, drafts: tuple[Draft, Draft, Draft], extra_key: ExtraKey, hold: bool) -> None:
+    def load_under_pressure(self, s: Situation) -> None:
         """The device is full but evictable; the evicted want room in the host, where the prefix is that is being loaded."""
-        prompt = self.sequence(drafts[0])
-        self.put_in_host(prompt, extra_key)
-        for number, draft in enumerate(drafts[1:] * 3):
-            request = self.admit(self.sequence(draft), (b"other", bytes([number])))
+        prompt = self.sequence(s.drafts[0])
+        self.put_in_host(prompt, s.extra_key)
+        for number, draft in enumerate(s.drafts[1:] * 3):
+            request = self.admit((self.sequence(draft) * MAX_TOKENS)[:MAX_TOKENS], (b"other", bytes([number])))
             if request is not None:
                 self.run(request, "finish")
-        full = all(allocator.n_free <= 2 for allocator in self.world.host.allocators.values())
-        if hold:
+        full = any(allocator.n_free <= 2 for allocator in self.world.host.allocators.values())
+        if s.flag:
             self.tiered.script.hold_back()
-        asked = self.ask([*prompt, 1], extra_key)
+        asked = self.ask([*prompt, 1], s.extra_key)
         if not isinstance(asked, Waiting):
             if asked is not None:
                 self.run(asked, "finish")
@@ -304,28 +351,28 @@ class TierMachine(MachineRules):
         if request is not None:
             self.run(request, "finish")
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, left=st.sampled_from([0, 0, 1, 3]))
-    def load_with_little_room(self, draft: Draft, extra_key: ExtraKey, left: int) -> None:
-        """All but a few pages are in use by running requests."""
-        prompt = self.sequence(draft)
-        self.put_in_host(prompt, extra_key)
-        taken = {name: self.world.alloc(name, max(0, a.n_free - left)) for name, a in self.world.host.allocators.items()}
-        asked = self.ask([*prompt, 1], extra_key)
-        self.tiered.verify()
-        for name, indices in taken.items():
-            assert indices is not None
-            self.world.free(name, indices)
-        self.tiered.settle()
-        request = self.resume(asked) if isinstance(asked, Waiting) else asked
-        if request is not None:
-            self.run(request, "finish")
+    def load_with_little_room(self, s: Situation) -> None:
+        """All but a few pages are in use by running requests: none, then some of it is loaded."""
+        prompt = self.long(s)
+        for left in (0, 1 + s.number % 3):
+            self.put_in_host(prompt, s.extra_key)
+            room = {name: max(0, allocator.n_free - left) for name, allocator in self.world.host.allocators.items()}
+            taken = {name: self.world.alloc(name, n) for name, n in room.items()}
+            asked = self.ask([*prompt, 1], s.extra_key)
+            self.tiered.verify()
+            for name, indices in taken.items():
+                assert indices is not None
+                self.world.free(name, indices)
+            self.tiered.settle()
+            request = self.resume(asked) if isinstance(asked, Waiting) else asked
+            if request is not None:
+                self.run(request, "finish")
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, n=st.integers(1, 20), tier=st.sampled_from(["device", "host"]))
-    def load_with_an_old_match(self, draft: Draft, extra_key: ExtraKey, n: int, tier: str) -> None:
-        prompt = self.sequence(draft)
-        match = self.put_in_host(prompt, extra_key)
+    def load_with_an_old_match(self, s: Situation) -> None:
+        prompt = self.sequence(s.drafts[0])
+        match = self.put_in_host(prompt, s.extra_key)
         for name in self.world.host.geometries:
-            self.world.evict(name, n) if tier == "device" else self.tiered.evict_host(name, n)
+            self.world.evict(name, s.number % 20 + 1) if s.flag else self.tiered.evict_host(name, s.number % 20 + 1)
         load = self.tiered.load(match)
         if isinstance(load, Load):
             self.tiered.settle()
@@ -335,78 +382,64 @@ class TierMachine(MachineRules):
 
     # copies under way
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, cut=SOME, more=TAILS, fates=_fates, again=st.booleans())
-    def evict_under_a_write(
-        self, draft: Draft, extra_key: ExtraKey, cut: int, more: tuple[list[int], list[int]], fates: list[bool], again: bool
-    ) -> None:
+    def evict_under_a_write(self, s: Situation) -> None:
         """Copies out are held back; what they read is cut, evicted and computed again; then they end, well or not."""
-        script, prompt = self.tiered.script, [*self.sequence(draft), *more[1]][:MAX_TOKENS]
+        script, prompt = self.tiered.script, [3 + s.number, *self.long(s)]
         script.hold_back()
         script.congested = False
-        script.fates.extend(fates)
-        self.serve_here(prompt, extra_key)
-        stem = prompt[: cut % (len(prompt) + 1)]
-        self.branch(stem, [*more[0], *prompt], extra_key, "write")
+        script.fates.extend(s.fates)
+        self.serve_here(prompt, s.extra_key)
+        stem = self.stem(prompt, s)
+        self.branch(stem, [*s.tails[0], *prompt], s.extra_key, "write")
         copied = sum(len(keys) for keys in self.tiered.ledger.claims.copying.values())
         for name, allocator in self.world.host.allocators.items():
             self.events["evicted under a write"] += self.world.evict(name, allocator.total) > 0 and copied > 0
         self.tiered.verify()
-        if again:
+        if s.flag:
             self.events["inserted again under a write"] += any(map(len, self.tiered.ledger.claims.copying.values()))
-            self.branch(stem, [*more[1], *prompt], extra_key, "write")
-            self.serve_here(prompt, extra_key)
+            self.branch(stem, [*s.tails[1], *prompt], s.extra_key, "write")
+            self.serve_here(prompt, s.extra_key)
         self.tiered.settle()
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, cut=SOME, more=TAILS, fates=_fates, keep=st.booleans(), host=st.booleans())
-    def insert_under_a_load(
-        self,
-        draft: Draft,
-        extra_key: ExtraKey,
-        cut: int,
-        more: tuple[list[int], list[int]],
-        fates: list[bool],
-        keep: bool,
-        host: bool,
-    ) -> None:
+    def insert_under_a_load(self, s: Situation) -> None:
         """While a prefix is loaded, others compute part of it themselves and branch off; the waiting request may leave."""
-        prompt = self.sequence(draft)
-        self.put_in_host([*prompt, *more[1]][:MAX_TOKENS], extra_key)
+        prompt = self.long(s)
+        self.put_in_host([*prompt, *s.tails[1]][:MAX_TOKENS], s.extra_key)
         script = self.tiered.script
         script.hold_back()
-        script.fates.extend(fates)
-        asked = self.ask([*prompt, *more[1]][:MAX_TOKENS], extra_key)
+        script.fates.extend(s.fates)
+        asked = self.ask([*prompt, *s.tails[1]][:MAX_TOKENS], s.extra_key)
         if not isinstance(asked, Waiting):
             if asked is not None:
                 self.run(asked, "finish")
             return
         self.tiered.host.idle()
-        self.branch(prompt[: cut % (len(prompt) + 1)], [*more[0], *prompt], extra_key, "load")
-        if not keep:
+        self.branch(self.stem(prompt, s), [*s.tails[0], *prompt], s.extra_key, "load")
+        if s.flag:
             self.abandon(asked)
-            if host:
+            if s.other_flag:
                 for name in self.world.host.geometries:
                     self.tiered.evict_host(name, 4)
                     self.world.evict(name, 4)
         self.events["inserted again under a load"] += not script.quiet
-        self.serve_here(prompt, extra_key)
+        self.serve_here(prompt, s.extra_key)
         self.tiered.settle()
-        if keep and (request := self.resume(asked)) is not None:
+        if not s.flag and (request := self.resume(asked)) is not None:
             self.run(request, "finish")
 
-    @rule(draft=DRAFTS, extra_key=EXTRA_KEYS, unlock=st.booleans())
-    def reset_under_load(self, draft: Draft, extra_key: ExtraKey, unlock: bool) -> None:
+    def reset_under_load(self, s: Situation) -> None:
         """Copies in both directions run when everything is forgotten."""
-        prompt = self.sequence(draft)
-        self.put_in_host(prompt, extra_key)
+        prompt = self.sequence(s.drafts[0])
+        self.put_in_host(prompt, s.extra_key)
         self.tiered.script.hold_back()
-        asked = self.ask([*prompt, 0], extra_key)
+        asked = self.ask([*prompt, 0], s.extra_key)
         self.tiered.host.idle()
         if isinstance(asked, Waiting):
             self.abandon(asked)
         elif asked is not None:
             self.run(asked, "finish")
-        self.serve_here(prompt[::-1], extra_key)
-        if not unlock:
+        self.serve_here(prompt[::-1], s.extra_key)
+        if not s.flag:
             return
         self.let_go()
         running = not self.tiered.script.quiet
@@ -420,11 +453,21 @@ class TierMachine(MachineRules):
         names = list(self.world.host.geometries)
         self.tiered.evict_host(names[component % len(names)], n)
 
+    def long(self, s: Situation) -> list[int]:
+        """A prompt of several pages, whatever the page size."""
+        return (self.sequence(s.drafts[0]) * MAX_TOKENS)[: MAX_TOKENS - 6]
+
+    def stem(self, prompt: list[int], s: Situation) -> list[int]:
+        """Some whole pages of it, but not all."""
+        page = self.world.host.page_size
+        return prompt[: page * (1 + s.number % (len(prompt) // page - 1))]
+
     def serve_here(self, prompt: list[int], extra_key: ExtraKey) -> None:
-        """One request on what the device has, without a load."""
+        """One request on what the device has, without a load and in one chunk."""
         request = self.admit(prompt, extra_key)
         if request is not None:
-            self.run(request, "finish")
+            self.chunk(request, MAX_TOKENS)
+            self.end_request(request, "finish")
 
 
 def run_tier_machine(factory: TierFactory, *, examples: int, steps: int, seed: int, shrink: bool = True) -> Counter[str]:

@@ -7,11 +7,13 @@ from kvcache_radix.node import INDEX_BYTES
 
 
 class Reclaimed:
-    """Indices by (tier, component number). The holder of the object owns them."""
+    """Indices by (tier, component number). The holder of the object owns them. `lost_tokens`: what was deleted with the start of
+    its prefix although it had, or was about to get, a copy outside of device memory."""
 
-    __slots__ = ("_chunks",)
+    __slots__ = ("_chunks", "lost_tokens")
 
     def __init__(self) -> None:
+        self.lost_tokens = 0
         self._chunks: dict[tuple[int, int], list[bytes]] = {}
 
     def add(self, tier: int, c: int, data: bytes) -> None:

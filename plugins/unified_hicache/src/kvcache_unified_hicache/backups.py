@@ -45,9 +45,12 @@ class Backups:
         self.in_flight = [0] * len(store.geometries)
 
     def wanted(self, node: Node, c: int) -> bool:
-        """The data is on the device alone, and no copy is on its way."""
+        """The data is on the device alone, and no copy is on its way.
+
+        A load may still be: it became useless when the device got the data otherwise, and its commit finds itself a stranger.
+        """
         cell = node.cells[c]
-        return node.parent is not None and cell.device is not None and cell.host is None and cell.operation is None
+        return node.parent is not None and cell.device is not None and cell.host is None and cell.operation not in self.running
 
     def start(self, node: Node, c: int) -> bool:
         """Queue the copy of one node's component. False where it is not wanted, or there is no room for it: then it is counted

@@ -46,7 +46,7 @@ class UnifiedRadixCache(BasePrefixCache):
         self._pool_set = deps.pool_set
         self._agree = deps.agree
         self._host = None if hicache is None else HostTier(hicache, deps, self._tree, self.counters)
-        self._freeing = Freeing(self._allocators, ()) if self._host is None else self._host.freeing
+        self._freeing = Freeing(self._allocators, (), self.counters) if self._host is None else self._host.freeing
 
     def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
         return self._tree.match(ids, extra_key)
@@ -88,7 +88,7 @@ class UnifiedRadixCache(BasePrefixCache):
                 self._save(victim, c, self._host)
             assert victim.parent is not None and victim.cells[c].device is not None, "copying takes only host data"
             self._tree.store.demote(victim, c, reclaimed)
-        self._freeing.release(reclaimed)
+        self._freeing.give_up(reclaimed)
         freed = reclaimed.count(DEVICE, c)
         self.counters.device_evicted_tokens += freed * self._tree.page_size
         return freed
@@ -109,6 +109,8 @@ class UnifiedRadixCache(BasePrefixCache):
         host, tree = self._host, self._tree
         if host is None:
             return Refused.NO_TIER
+        if not match.host_len:
+            return Refused.NOTHING_TO_DO
         lock = tree.lock(match, host=True)
         if lock is None:
             return Refused.STALE

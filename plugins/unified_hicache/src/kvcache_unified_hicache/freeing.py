@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Protocol, final
 
+from kvcache_core.contracts.counters import CacheCounters
 from kvcache_core.contracts.pools import Allocator
 from kvcache_core.contracts.results import Indices
 from kvcache_radix.reclaimed import Reclaimed
@@ -19,7 +20,8 @@ class SlotFreeing(Protocol):
 class Freeing:
     """By component number; `host` is empty without a host tier."""
 
-    def __init__(self, device: Sequence[Allocator], host: Sequence[SlotFreeing]) -> None:
+    def __init__(self, device: Sequence[Allocator], host: Sequence[SlotFreeing], counters: CacheCounters) -> None:
+        self._counters = counters
         self._device = tuple(device)
         self._host = tuple(host)
 
@@ -30,6 +32,12 @@ class Freeing:
     def slots(self, c: int, slots: Indices) -> None:
         if len(slots):
             self._host[c].free(slots)
+
+    def give_up(self, reclaimed: Reclaimed) -> None:
+        """`release`, and count what was lost besides: pages whose prefix lost its start are of no use to anybody."""
+        if reclaimed.lost_tokens:
+            self._counters.dropped["start of the prefix lost"] += reclaimed.lost_tokens
+        self.release(reclaimed)
 
     def release(self, reclaimed: Reclaimed) -> None:
         """Free all that left a tree."""

@@ -67,7 +67,7 @@ class HostTier:
         for c, name in enumerate(names):
             victims = TreeVictims(tree, c, self._leftovers)
             self._pools.append(POOLS[hicache.host_pool](deps.pools[name].host_struct(), totals[c], victims))
-        self.freeing = Freeing([deps.allocators[name] for name in names], self._pools)
+        self.freeing = Freeing([deps.allocators[name] for name in names], self._pools, counters)
         parts = ControllerParts(
             queue=deps.queue,
             pool_set=deps.pool_set,
@@ -82,8 +82,8 @@ class HostTier:
         make_controller: Callable[[ControllerParts], TransferController] = deps.controller or HiCacheController
         self.controller = make_controller(parts)
         store, freeing = tree.store, self.freeing
-        self.backups = Backups(store, self.controller, self.alloc, freeing.slots, freeing.release, counters)
-        self.loads = Loads(store, self.controller, freeing.pages, freeing.release, counters)
+        self.backups = Backups(store, self.controller, self.alloc, freeing.slots, freeing.give_up, counters)
+        self.loads = Loads(store, self.controller, freeing.pages, freeing.give_up, counters)
         self.backup_on_insert = hicache.write_settings.backup_on == "insert"
         self._warn(deps, names, totals)
 
@@ -97,14 +97,14 @@ class HostTier:
         leftovers = self._leftovers[:]
         self._leftovers.clear()
         for reclaimed in leftovers:
-            self.freeing.release(reclaimed)
+            self.freeing.give_up(reclaimed)
         return slots
 
     def evict(self, c: int, n: int) -> int:
         """Free at least `n` slots, as far as unlocked data goes; returns how many slots were freed."""
         reclaimed = self._tree.evict(self._tree.store.geometries[c].name, n, "host")
         slots = reclaimed.indices(HOST, c)
-        self.freeing.release(reclaimed)
+        self.freeing.give_up(reclaimed)
         self._count_evicted(self._tree.store.geometries[c].name, slots)
         return len(slots)
 
