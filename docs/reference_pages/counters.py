@@ -22,6 +22,7 @@ def counters_page() -> str:
             tiers["TierSize"],
             tiers["Movement"],
             stats,
+            classes_of("kvcache_engine.sweep")["SweepPoint"],
         ]
     )
 

@@ -3,8 +3,6 @@
 import argparse
 
 from kvcache_core.config.flags import add_cache_flags
-from kvcache_core.config.resolve import resolve, usual_model
-from kvcache_core.registry.default import default_registry
 from kvcache_engine.interrupt import Interrupt
 from kvcache_engine.job import Job, add_job_arguments, job_from_args
 from kvcache_engine.output import Output
@@ -43,26 +41,21 @@ def _serve(args: argparse.Namespace, job: Job) -> int:
     # Here, not above: `kvcache run --help` and every configuration error answer without waiting for jax.
     from kvcache_engine.engine import build_engine, load_engine_model
     from kvcache_engine.run import prepare_jax, serve
+    from kvcache_engine.screen import LoadingModel, Screen
     from kvcache_engine.view import ProgressView
 
-    # Before the model is loaded: a cache that is not installed is known in a moment. The model has the last word later.
-    resolve(job.loaded.config, usual_model(job.loaded.config.model_class), default_registry())
+    job.check_cache()
     prepare_jax(job.engine, job.loaded.folder)
     out = None if args.json_out is None else Output(args.json_out, "--json")
-    with ProgressView(quiet=args.quiet, tables_aside=args.json_out == "-") as view, Interrupt() as interrupt:
-
-        def loading(what: str, done: int, total: int) -> None:
-            interrupt.check()
-            view.loading(what, done, total)
-
-        model = load_engine_model(job.engine, job.loaded.folder, loading)
+    with Screen(quiet=args.quiet, tables_aside=args.json_out == "-") as screen, Interrupt() as interrupt:
+        view = ProgressView(screen)
+        model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
         engine = build_engine(job.loaded.config, job.engine, model)
         report = serve(engine, job.engine, job.lines, view, interrupt)
     # The file first: whatever goes wrong with a terminal must not lose it.
     if out is not None:
         out.write_json(report.as_dict())
-    if not args.quiet:
-        view.show(report)
+    view.show(report)
     if interrupt.requested:
         return 130
     return 1 if report.summary["errors"] else 0

@@ -11,7 +11,9 @@ from typing import Any, TypeVar
 
 from kvcache_core.config.flags import config_from_args
 from kvcache_core.config.load import LoadedConfig
+from kvcache_core.config.resolve import resolve, usual_model
 from kvcache_core.errors import ConfigError, KVCacheError
+from kvcache_core.registry.default import default_registry
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.prompts_file import PromptLine, read_prompts
 
@@ -25,6 +27,13 @@ class Job:
     loaded: LoadedConfig
     engine: EngineConfig
     lines: Sequence[PromptLine]
+
+    def check_cache(self) -> None:
+        """Find out in a moment that a cache is not installed; the model, once it is loaded, has the last word.
+
+        Raises ConfigError or PluginError.
+        """
+        resolve(self.loaded.config, usual_model(self.loaded.config.model_class), default_registry())
 
     def located(self, work: Callable[[], R]) -> R:
         """Do `work`; an error that names a field is raised with the place where the field was given."""

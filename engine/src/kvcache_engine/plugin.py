@@ -1,4 +1,4 @@
-"""What kvcache-engine tells the core: the command `run` and the section `engine` of a configuration file. Imports no jax."""
+"""What kvcache-engine tells the core: the commands `run` and `sweep`, and the section `engine` of a file. Imports no jax."""
 
 from kvcache_core.registry.descriptors import CommandDescriptor
 from kvcache_core.registry.hookspecs import hookimpl
@@ -14,5 +14,11 @@ def kvcache_commands() -> list[CommandDescriptor]:
             run="kvcache_engine.cli:run",
             section="engine",
             section_model="kvcache_engine.config:EngineConfig",
-        )
+        ),
+        CommandDescriptor(
+            name="sweep",
+            summary="serve a prompts file with host memory (L2) of several sizes: hit rate and time to first token over the size",
+            configure="kvcache_engine.sweep_cli:configure",
+            run="kvcache_engine.sweep_cli:run",
+        ),
     ]

@@ -1,0 +1,102 @@
+"""The command `kvcache sweep`: how much host memory is worth having, as a table, as JSON and as a page with plots."""
+
+import argparse
+import math
+from functools import partial
+
+from kvcache_core.config.flags import add_cache_flags
+from kvcache_engine.interrupt import Interrupt
+from kvcache_engine.job import Job, add_job_arguments, job_from_args
+from kvcache_engine.output import Output
+
+EPILOG = """examples:
+  kvcache sweep examples/hicache.yaml --ratios 0,0.5,1,2,4
+  kvcache sweep examples/hicache.yaml --ratios 1,2 --json out/sweep.json --html out/sweep.html
+  kvcache sweep examples/hicache.yaml --set hicache.write_policy=null --hicache-backup-on evict
+  kvcache sweep examples/quickstart.yaml --cache-type unified_radix_cache --set engine.device_tokens=704
+
+the workload is served once for every ratio (size of L2 as a multiple of L1; 0 is without L2) by one model and one set of compiled
+programs, and once before that for compilation alone. Everything else is as the configuration says.
+
+exit status: 0 every ratio was measured and all requests were answered; 1 some requests were not; 2 the configuration, the model
+or the prompts file cannot be used; 130 interrupted (the ratios that were complete are printed and written)."""
+
+DEFAULT = "0.5,1,2,4"
+
+
+def configure(parser: argparse.ArgumentParser) -> None:
+    """Add the arguments of `kvcache sweep`."""
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
+    parser.epilog = EPILOG
+    add_job_arguments(parser)
+    parser.add_argument("--ratios", metavar="LIST", type=ratios, default=DEFAULT, help=f"sizes of L2 (default: {DEFAULT})")
+    parser.add_argument("--json", metavar="OUT", dest="json_out", help="write the points to OUT as JSON (`-`: standard output)")
+    parser.add_argument(
+        "--html", metavar="OUT", dest="html_out", help="write a page with table and plots to OUT; it needs no network"
+    )
+    parser.add_argument(
+        "--no-warm-up", action="store_true", help="leave out the pass for compilation; the first ratio then pays for it"
+    )
+    parser.add_argument("--quiet", action="store_true", help="no progress and no table")
+    add_cache_flags(parser)
+
+
+def ratios(text: str) -> tuple[float, ...]:
+    """`0.5,1,2` as numbers in ascending order; for argparse."""
+    try:
+        values = [float(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"numbers with commas between them, such as {DEFAULT}, not {text!r}") from None
+    if not all(math.isfinite(value) and value >= 0 for value in values):
+        raise argparse.ArgumentTypeError(f"ratios are 0 or more, not {text!r}")
+    if len(set(values)) != len(values):
+        raise argparse.ArgumentTypeError(f"each ratio once, not {text!r}")
+    return tuple(sorted(values))
+
+
+def run(args: argparse.Namespace) -> int:
+    """Serve the prompts file for every ratio; returns the exit status."""
+    job = job_from_args(args, "sweep")
+    return job.located(lambda: _sweep(args, job))
+
+
+def _sweep(args: argparse.Namespace, job: Job) -> int:
+    # Here, not above: `kvcache sweep --help` and every configuration error answer without waiting for jax.
+    from kvcache_engine.engine import load_engine_model
+    from kvcache_engine.run import prepare_jax
+    from kvcache_engine.screen import LoadingModel, Screen
+    from kvcache_engine.sweep import sweep
+    from kvcache_engine.sweep_page import sweep_page
+    from kvcache_engine.sweep_view import PassView, sweep_table
+
+    job.check_cache()
+    prepare_jax(job.engine, job.loaded.folder)
+    json_out = None if args.json_out is None else Output(args.json_out, "--json")
+    html_out = None if args.html_out is None else Output(args.html_out, "--html")
+    with Screen(quiet=args.quiet, tables_aside="-" in (args.json_out, args.html_out)) as screen, Interrupt() as interrupt:
+        model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
+        points = sweep(
+            model,
+            job.loaded.config,
+            job.engine,
+            job.lines,
+            args.ratios,
+            partial(PassView, screen),
+            interrupt,
+            warm_up=not args.no_warm_up,
+        )
+    report = {
+        "model": {"id": model.model_id, "version": model.model_version},
+        "page_size": job.loaded.config.page_size,
+        "engine": job.engine.model_dump(),
+        "interrupted": interrupt.requested,
+        "points": points,
+    }
+    if json_out is not None:
+        json_out.write_json(report)
+    if html_out is not None:
+        html_out.write(sweep_page(report))
+    screen.show(sweep_table(points))
+    if interrupt.requested:
+        return 130
+    return 1 if any(point["errors"] for point in points) else 0
