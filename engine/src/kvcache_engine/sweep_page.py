@@ -20,8 +20,8 @@ h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; } p, figcapt
 figure { margin: 0; } svg { width: 100%; max-width: 44rem; height: auto; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--fg); }
 .grid { stroke: var(--line); stroke-width: 1; } .curve { fill: none; stroke-width: 2.5; }
-.scroll { overflow-x: auto; } table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
-th, td { text-align: right; padding: .3rem .7rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
+.scroll { overflow-x: auto; } table { border-collapse: collapse; font-size: .8rem; font-variant-numeric: tabular-nums; }
+th, td { text-align: right; padding: .25rem .5rem; border-bottom: 1px solid var(--line); white-space: nowrap; }
 .key { display: inline-block; width: .8em; height: .8em; border-radius: 2px; margin: 0 .35em 0 1em; vertical-align: baseline; }
 """
 
