@@ -42,7 +42,7 @@ def test_bytes_are_divided_like_the_device():
     assert host_slots(HiCacheConfig(host_bytes=64 * 20), host, ["full", "swa"], PLENTY) == [15, 5]
 
 
-@pytest.mark.parametrize("hicache", [HiCacheConfig(ratio=0.05), HiCacheConfig(host_bytes=70)])
+@pytest.mark.parametrize("hicache", [HiCacheConfig(ratio=0.05), HiCacheConfig(host_bytes=60)])
 def test_a_component_without_a_slot_is_refused(hicache):
     with pytest.raises(ConfigError, match=r"leaves no page of 'full'.*64 bytes") as info:
         host_slots(hicache, deps(full=(10, 64)), ["full"], PLENTY)

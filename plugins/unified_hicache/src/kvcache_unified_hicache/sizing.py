@@ -8,7 +8,6 @@ from kvcache_core.errors import ConfigError
 from kvcache_unified_hicache.host_memory import MemoryRoom, memory_rooms, require_host_memory
 from kvcache_unified_hicache.host_pool.page_layout import PageLayout
 
-
 HEADROOM = 10
 """A pool may keep arrays alive for one part in so many beyond its slots before it packs them."""
 
