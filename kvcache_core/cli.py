@@ -4,7 +4,6 @@ Commands of other packages come through the hook `kvcache_commands`; their modul
 """
 
 import argparse
-import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
@@ -18,6 +17,7 @@ from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import Kind, pip_command
 from kvcache_core.registry.loading import load_target
 from kvcache_core.registry.registry import Registry, State
+from kvcache_core.standard_output import NO_ROOM, flush_output, give_up_output
 
 RUN = "kvcache_run"
 """The attribute of the parsed namespace that holds the function to call. Long, because plugins' commands share the namespace."""
@@ -43,7 +43,10 @@ _EPILOG = """examples:
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status. No traceback for what a user can cause."""
     try:
-        return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        try:
+            return _dispatch(list(sys.argv[1:] if argv is None else argv))
+        finally:
+            flush_output()
     except InvalidConfigError as error:
         print(error, file=sys.stderr)
         return 2
@@ -53,10 +56,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         print("kvcache: interrupted", file=sys.stderr)
         return 130
-    except BrokenPipeError:
-        # The reader of our output has gone, as in `kvcache ... | head`; keep the interpreter from complaining about it at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+    except OSError as error:
+        if not isinstance(error, BrokenPipeError) and error.errno not in NO_ROOM:
+            raise
+        return give_up_output(error)
 
 
 def _dispatch(argv: list[str]) -> int:

@@ -69,7 +69,7 @@ def _list(args: argparse.Namespace, registry: Registry) -> int:
 
 def _title(record: PluginRecord) -> str:
     source = record.source
-    return f"{source.distribution or 'unknown distribution'} {source.version or ''} (plugin '{source.name}', {source.target})"
+    return f"{source.owner} (plugin '{source.name}', {source.target})"
 
 
 def _as_dict(record: PluginRecord) -> dict[str, Any]:
@@ -94,7 +94,8 @@ def _doctor(args: argparse.Namespace, registry: Registry) -> int:
         _print_json({"ok": not sick, "checks": findings})
     else:
         for finding in findings:
-            print(f"{'ok    ' if finding['error'] is None else 'BROKEN'} {finding['distribution']}: {finding['what']}")
+            whose = finding["distribution"] or "an unknown distribution"
+            print(f"{'ok    ' if finding['error'] is None else 'BROKEN'} {whose}: {finding['what']}")
             if finding["error"] is not None:
                 print(f"       {finding['error']}")
         print(f"{len(findings)} checks, {len(sick)} broken")

@@ -14,12 +14,14 @@ from typing import Any, cast
 
 import pluggy
 
+from kvcache_core.errors import PluginError
 from kvcache_core.registry.checks import EXPECTED, faults_of
 from kvcache_core.registry.descriptors import API_VERSION, ENTRY_POINT_GROUP, Descriptor
 from kvcache_core.registry.hookspecs import PROJECT, HookSpecs
 from kvcache_core.registry.known import Kind, Name, names_of_package
-from kvcache_core.registry.loading import describe_exception, import_target
+from kvcache_core.registry.loading import describe_exception, import_target, its_output_aside
 from kvcache_core.registry.records import PluginRecord, PluginSource, Stage
+from kvcache_core.registry.unreadable import unreadable_packages
 
 ANY_API_GROUP = re.compile(r"^kvcache\.v\d+$")
 
@@ -29,15 +31,28 @@ class _HookFault(Exception):
 
 
 def installed_sources() -> list[PluginSource]:
-    """The entry points of all API versions in the running environment, without importing any of them."""
+    """The entry points of all API versions in the running environment, without importing any of them.
+
+    Raises:
+        PluginError: the entry points of some package, a plugin or not, cannot be read; names the package.
+    """
     sources: list[PluginSource] = []
-    everything = metadata.entry_points()
+    try:
+        everything = metadata.entry_points()
+    except Exception as error:  # whatever reading a file of anybody's may raise
+        raise PluginError("; ".join(unreadable_packages()) or describe_exception(error)) from error
     for group in everything.groups:
         for entry in everything.select(group=group) if ANY_API_GROUP.match(group) else ():
-            owner = entry.dist
-            name = None if owner is None else re.sub(r"[-_.]+", "-", owner.name).lower()
-            sources.append(PluginSource(entry.name, entry.value, entry.group, name, None if owner is None else owner.version))
+            name = _field(entry.dist, "Name")
+            normal = None if name is None else re.sub(r"[-_.]+", "-", name).lower()
+            sources.append(PluginSource(entry.name, entry.value, entry.group, normal, _field(entry.dist, "Version")))
     return sources
+
+
+def _field(owner: metadata.Distribution | None, field: str) -> str | None:
+    # An interrupted uninstall leaves entry points without METADATA, and `owner.name` then is None in spite of its type.
+    values = None if owner is None else owner.metadata.get_all(field)
+    return values[0] if values else None
 
 
 def discover(sources: Iterable[PluginSource]) -> list[PluginRecord]:
@@ -52,15 +67,21 @@ def _load(source: PluginSource) -> PluginRecord:
         error = f"was built for plugin API {needed}, this kvcache-core has {API_VERSION}; install matching versions of both"
         return PluginRecord(source, Stage.API_VERSION, error, claims=named)
     try:
-        module = import_target(source.target)
-    except (Exception, SystemExit) as error:
+        with its_output_aside():
+            module = import_target(source.target)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return PluginRecord(source, Stage.IMPORT, describe_exception(error), claims=named)
     collected: list[tuple[Kind, object]] = []
     try:
-        _collect(module, source.name, collected)
+        with its_output_aside():
+            _collect(module, source.name, collected)
     except _HookFault as fault:
         return PluginRecord(source, Stage.HOOKS, str(fault), claims=named | _names(collected))
-    except (Exception, SystemExit) as error:
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
         return PluginRecord(source, Stage.HOOKS, describe_exception(error), claims=named | _names(collected))
     faults = _validate(collected)
     if faults:

@@ -35,8 +35,14 @@ class PluginSource:
     def __str__(self) -> str:
         if self.group == HOST_GROUP:
             return "the host itself (register_kv_cache)"
-        owner = f"{self.distribution} {self.version}" if self.distribution else "an unknown distribution"
-        return f"{owner} (plugin '{self.name}')"
+        return f"{self.owner} (plugin '{self.name}')"
+
+    @property
+    def owner(self) -> str:
+        """Distribution and version for people; either may be unknown, as after an interrupted uninstall."""
+        if self.distribution is None:
+            return "an unknown distribution"
+        return f"{self.distribution} {self.version or '(version unknown)'}"
 
 
 @dataclass(frozen=True, slots=True)

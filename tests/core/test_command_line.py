@@ -243,6 +243,18 @@ def test_reader_that_goes_away_is_no_traceback(tmp_path: Path):
         assert "Traceback" not in process.stderr.read()
 
 
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="a device that is always full exists on Linux only")
+@pytest.mark.parametrize("words", [["--version"], ["plugins", "list"], ["config", "schema"]], ids=" ".join)
+def test_a_full_disk_is_no_traceback(words: list[str], tmp_path: Path):
+    """`--version` is written at once, `plugins list` when the command is done, and the schema is longer than the buffer."""
+    with Path("/dev/full").open("w") as full:
+        done = subprocess.run(
+            [*START, *words], cwd=tmp_path, stdout=full, stderr=subprocess.PIPE, text=True, timeout=60, check=False
+        )
+    said = "kvcache: error: the output cannot be written: No space left on device; make room, or write it elsewhere\n"
+    assert (done.returncode, done.stderr) == (2, said)
+
+
 @pytest.mark.parametrize(
     "words", [["config", "explain", "--cache-type", "chunk_cache"], ["plugins", "list"], ["config", "schema"]], ids=" ".join
 )

@@ -7,6 +7,7 @@ import pytest
 from kvcache_core.errors import DuplicateNameError, PluginError
 from kvcache_core.registry.discovery import discover
 from kvcache_core.registry.known import Kind
+from kvcache_core.registry.loading import load_target
 from kvcache_core.registry.records import PluginRecord, PluginSource, Stage
 from kvcache_core.registry.registry import Registry, State
 
@@ -194,3 +195,35 @@ def test_commands_of_one_package_may_share_a_section_but_not_two_packages(plugin
     assert both.names(Kind.COMMAND) == ("alpha", "beta", "delta", "gamma")
     with pytest.raises(DuplicateNameError, match="configuration section 'shared'"):
         both.section("shared")
+
+
+# -- foreign code that takes liberties (FAULTS C2) -------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("body", "stage"),
+    [
+        ("raise SystemExit(0)", Stage.IMPORT),
+        ("raise GeneratorExit('gone')", Stage.IMPORT),
+        ("class Odd(BaseException): pass\nraise Odd('odd')", Stage.IMPORT),
+        ("class Odd(Exception):\n    def __str__(self): raise ValueError\nraise Odd", Stage.IMPORT),
+        ("@hookimpl\ndef kvcache_cache_types():\n    raise SystemExit(0)", Stage.HOOKS),
+        ("class Odd(BaseException): pass\n@hookimpl\ndef kvcache_cache_types():\n    raise Odd('odd')", Stage.HOOKS),
+    ],
+)
+def test_nothing_that_a_plugin_raises_ends_the_command(found: Found, body: str, stage: Stage):
+    assert found(body).stage is stage
+
+
+def test_ctrl_c_while_a_plugin_is_imported_is_ctrl_c(found: Found):
+    with pytest.raises(KeyboardInterrupt):
+        found("raise KeyboardInterrupt")
+
+
+def test_what_a_plugin_prints_is_not_the_answer_of_the_command(found: Found, capsys: pytest.CaptureFixture[str]):
+    record = found("print('imported')\n" + GOOD.replace("    return", "    print('asked')\n    return"))
+    assert record.ok
+    load_target(f"{record.source.target}:kvcache_cache_types", record.source)
+    print("answer")
+    said = capsys.readouterr()
+    assert (said.out, said.err) == ("answer\n", "imported\nasked\n")

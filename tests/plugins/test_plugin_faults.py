@@ -206,3 +206,67 @@ def test_strict_plugins_makes_every_broken_one_fatal(sick: CleanEnvironment, cor
     assert done.stdout.startswith("kvcache: error: broken plugins, and --strict-plugins was given:\n")
     assert sorted(line.partition(" is broken")[0].strip() for line in done.stdout.splitlines()[1:]) == sorted(BROKEN)
     assert core_alone.kvcache("--strict-plugins", "plugins", "list", cwd=folder).returncode == 0
+
+
+# -- metadata that an interrupted uninstall or a stranger left behind (FAULTS C2) -----------------------------------------------
+
+
+def test_entry_points_without_metadata_belong_to_an_unknown_distribution(tmp_path: Path, folder: Path):
+    environment = CleanEnvironment(tmp_path / "site")
+    leftover = environment.folder / "acme_left-1.0.dist-info" / "entry_points.txt"
+    leftover.parent.mkdir()
+    leftover.write_text("[kvcache.v1]\nleft = acme_left\n")
+    listed = environment.kvcache("plugins", "list", cwd=folder)
+    assert listed.returncode == 0
+    assert listed.stdout == (
+        "an unknown distribution (plugin 'left', acme_left)\n"
+        "    BROKEN at stage 'import': ModuleNotFoundError: No module named 'acme_left'\n"
+    )
+    done = environment.kvcache("plugins", "doctor", cwd=folder)
+    assert (done.returncode, done.stdout.startswith("BROKEN an unknown distribution: discovery\n")) == (1, True)
+    done = environment.kvcache("config", "show", "--hicache-storage", "left", cwd=folder)
+    assert "an unknown distribution (plugin 'left') is broken at stage 'import'" in done.stdout
+
+
+@pytest.mark.parametrize("variables", [{}, {"PYDANTIC_DISABLE_PLUGINS": "1"}], ids=["pydantic stumbles", "we stumble"])
+def test_an_unreadable_entry_points_file_is_named(
+    tmp_path: Path, folder: Path, variables: dict[str, str], monkeypatch: pytest.MonkeyPatch
+):
+    environment = CleanEnvironment(tmp_path / "site")
+    environment.write("stranger", "2.0", {}, {"stranger-2.0.dist-info/entry_points.txt": "[console_scripts]\nno equals sign\n"})
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    done = environment.kvcache("plugins", "list", cwd=folder)
+    assert done.returncode == 2
+    assert done.stdout.startswith("kvcache: error: entry_points.txt of stranger in ")
+    assert done.stdout.endswith(" cannot be read (TypeError); reinstall or remove it\n")
+    assert done.stdout.count("\n") == 1
+    assert environment.kvcache("--version", cwd=folder).returncode == 0
+
+
+NOISY = """
+from kvcache_core.registry.descriptors import PluginOptions, StorageBackendDescriptor
+from kvcache_core.registry.hookspecs import hookimpl
+
+print("hello from the import")
+
+@hookimpl
+def kvcache_storage_backends():
+    print("hello from the hook")
+    factory = "acme_noisy_store:open_store"
+    return [StorageBackendDescriptor(name="noisy", summary="loud", factory=factory, options=PluginOptions)]
+"""
+
+
+def test_json_stays_json_whatever_plugins_print(tmp_path: Path, folder: Path):
+    environment = CleanEnvironment(tmp_path / "site")
+    store = "print('hello from the store')\ndef open_store(): ...\n"
+    files = {"acme_noisy.py": NOISY, "acme_noisy_store.py": store}
+    environment.write("acme-noisy", "1.0", {"noisy": "acme_noisy"}, files)
+    for words in (["plugins", "list", "--json"], ["plugins", "doctor", "--json"], ["config", "schema"]):
+        # CleanEnvironment shows both streams as one; what goes to standard error is set aside here.
+        code = f"import os, sys; from kvcache_core.cli import main; sys.stderr = open(os.devnull, 'w'); sys.exit(main({words!r}))"
+        done = environment.python("-c", code, cwd=folder)
+        assert done.returncode == 0
+        assert json.loads(done.stdout)
+    assert "hello from the store" in environment.kvcache("plugins", "doctor", cwd=folder).stdout

@@ -1,0 +1,24 @@
+"""What is done when standard output cannot be written to: the reader has gone, or the disk is full. Knows no command."""
+
+import errno
+import os
+import sys
+
+NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
+"""Errors of a file system that takes no more; other OSErrors are not about the output and keep their traceback."""
+
+
+def give_up_output(error: OSError) -> int:
+    """Say why, unless the reader has gone as in `kvcache ... | head`; returns the exit status."""
+    # Else the interpreter would try the same at its exit, and complain.
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    if isinstance(error, BrokenPipeError):
+        return 1
+    sys.stderr.write(f"kvcache: error: the output cannot be written: {error.strerror}; make room, or write it elsewhere\n")
+    return 2
+
+
+def flush_output() -> None:
+    """Write what is still buffered, so that an error comes while it can be handled. Raises OSError."""
+    if sys.stdout is not None:  # closed by whoever started us
+        sys.stdout.flush()
