@@ -6,6 +6,7 @@ Every call goes through the kit, which compares claims, owners and contents afte
 import numpy as np
 import pytest
 
+from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Mutant
 from kvcache_conformance.request_model import RequestModel
 from kvcache_conformance.tier_machine import TierSizes
@@ -368,6 +369,20 @@ def the_same_tokens_again_under_a_load(tiered):
     world.script.hold_back()
     started = load(world, ids(1, 2))
     compute(world, ids(1, 2))
+    world.settle()
+    assert claim(world, started)
+    finish(world)
+
+
+def a_load_whose_victims_cut_what_it_brings(tiered):
+    """T13: read the node again after an allocation that may evict. The window behind the loaded one is not locked."""
+    world = tiered(TierSizes(PAGE, 6, 5, "evict"), (FULL, SWA))
+    compute(world, ids(1, 2))
+    in_host(world, ids(1, 2, 3, 4))
+    assert len(world.ledger.claims.resident["swa"]) == 4
+    compute(world, ids(5, 6, 7, 8))
+    started = load(world, ids(1, 2, 3, 4))
+    assert len(world.ledger.claims.resident["swa"]) == 3
     world.settle()
     assert claim(world, started)
     finish(world)

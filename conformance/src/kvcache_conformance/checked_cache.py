@@ -322,9 +322,9 @@ class CheckedCache:
             wanted = sorted(
                 index for copy in started if copy.direction == "load" and copy.component == name for index in copy.device
             )
-            kept = list(journal.taken)
-            require(sorted(kept) == wanted or not wanted, f"{call} allocated {kept} of {name!r} and loads into {wanted}")
-            require(bool(wanted) or set(kept) <= set(journal.freed), f"{call} allocated {kept} of {name!r} for nothing")
+            spare = set(journal.taken) - set(wanted)
+            require(set(wanted) <= set(journal.taken), f"{call} loads into {wanted} of {name!r}, not all of which it allocated")
+            require(spare <= set(journal.freed), f"{call} allocated {spare} of {name!r} for nothing")
         return {name: ended[name] for name in journals}
 
     def _waited_for(self) -> set[tuple[str, PageKey]]:

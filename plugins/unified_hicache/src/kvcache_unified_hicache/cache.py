@@ -216,26 +216,25 @@ class UnifiedRadixCache(BasePrefixCache):
     def _start_loads(self, lock: TreeLock, host: HostTier) -> list[Loading] | None:
         """Allocate and start what the lock needs; None, with nothing started, when a component has no room after all."""
         assert lock.node is not None
-        missing: list[list[Node]] = []
         waits_for: dict[Loading, None] = {}
-        for c in range(len(self._components)):
-            nodes, joined = host.loads.needs(lock.node, lock.length, c)
-            missing.append(nodes)
-            waits_for.update(dict.fromkeys(joined))
         pages: list[Indices] = []
-        for c, nodes in enumerate(missing):
-            indices = self._alloc(c, sum(len(node.cells[c].host or b"") for node in nodes) // INDEX_BYTES)
+        for c in range(len(self._components)):
+            indices = self._alloc(c, self._units(lock.node, lock.length, c))
             if indices is None:
                 for taken, got in enumerate(pages):
                     self._freeing.pages(taken, got)
                 return None
             pages.append(indices)
-        for c, (component, nodes, indices) in enumerate(zip(self._components, missing, pages, strict=True)):
+        for c, (component, indices) in enumerate(zip(self._components, pages, strict=True)):
+            # Only now: what the allocations evicted may have cut these nodes, and left less of a window to bring.
+            nodes, joined = host.loads.needs(lock.node, lock.length, c)
+            waits_for.update(dict.fromkeys(joined))
             at = 0
             for node in nodes:
                 n = len(node.cells[c].host or b"") // INDEX_BYTES
                 component.prefetch(node, indices[at : at + n])
                 at += n
+            self._freeing.pages(c, indices[at:])
             requests = self._requests[c].take_loads()
             if requests:
                 waits_for[host.loads.start(c, requests)] = None

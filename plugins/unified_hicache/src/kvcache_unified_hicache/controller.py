@@ -30,7 +30,8 @@ EvictCallback = Callable[[str, Indices], None]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerParts:
-    """What a controller is made of; `deps.controller` is called with it. `max_bytes_in_flight` bounds the copies under way."""
+    """What a controller is made of; `deps.controller` is called with it. `max_bytes_in_flight` bounds the copies under way, where
+    there is more than one."""
 
     queue: TransferQueue
     pool_set: PoolSet
@@ -57,7 +58,9 @@ class HiCacheController:
         self._closed = False
 
     def has_room(self, component: str, n: int) -> bool:
-        return self._bytes + n * self._parts.host_pools[component].page_bytes <= self._parts.max_bytes_in_flight
+        # One copy alone may be larger than the bound: it would otherwise never be made.
+        size = n * self._parts.host_pools[component].page_bytes
+        return not self._bytes or self._bytes + size <= self._parts.max_bytes_in_flight
 
     def reserve(self, component: str, n: int) -> Indices | None:
         """`n` host slots, the caller's from now on; on shortage the host pool evicts, and `evict_callback` is told."""
@@ -108,8 +111,8 @@ class HiCacheController:
         for _ in range(loads):
             copy = self._loads.popleft()
             self._finish(copy, "h2d", copy.ok)
-        if not self._writes:
-            self._jobs.forget()
+        if writes:
+            self._jobs.keep([write.pages for write in self._writes])
         return writes + loads
 
     def close(self) -> None:
@@ -117,6 +120,8 @@ class HiCacheController:
         if not self._closed:
             self._closed = True
             self._waiting.close()
+            for load in self._loads:
+                load.withdraw()
             self._writes.clear()
             self._loads.clear()
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Callable
 from time import perf_counter
-from typing import final
+from typing import Any, final
 
 from kvcache_core.contracts.results import Indices
 from kvcache_core.transfer_queue import QueuedGather, QueuedScatter, TransferQueue
@@ -33,6 +33,11 @@ class WriteCopy(Transfer):
     @property
     def ok(self) -> bool:
         return self.complete and self.error is None
+
+    @property
+    def pages(self) -> Any:
+        """The batch it is part of, once dispatched."""
+        return self._queued.pages
 
     def cancel(self) -> bool:
         """A copy to the host is never withdrawn: its destination waits for it."""
@@ -100,12 +105,16 @@ class LoadCopy(Transfer):
     def cancel(self) -> bool:
         if self._done or any(op.dispatched for op in self._scatters):
             return False
-        for op in self._scatters:
-            op.cancelled = True
-        self._captured = None
+        self.withdraw()
         self._forget(self)
         self.commit(False)
         return True
+
+    def withdraw(self) -> None:
+        """Nothing of it that is not dispatched yet will be."""
+        for op in self._scatters:
+            op.cancelled = True
+        self._captured = None
 
     def advance(self, waiting: Waiting) -> None:
         """Queue the scatters as soon as the source lies in batches; never blocks, except that without workers the assembly of

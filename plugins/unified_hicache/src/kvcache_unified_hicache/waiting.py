@@ -4,7 +4,7 @@ Nothing here dispatches work that touches pool buffers. A job never raises where
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, Literal, final
 
@@ -61,9 +61,10 @@ class BatchJobs:
             entry = self._jobs[id(pages)] = (pages, self._waiting.wait_for(pages))
         return entry[1]
 
-    def forget(self) -> None:
-        """Nothing is under way any more."""
-        self._jobs.clear()
+    def keep(self, batches: Sequence[Any]) -> None:
+        """Only these are under way still: the others, and their memory, are let go."""
+        wanted = set(map(id, batches))
+        self._jobs = {key: entry for key, entry in self._jobs.items() if key in wanted}
 
 
 @final
