@@ -33,7 +33,7 @@ EXIT_STATUSES: Mapping[int, str] = MappingProxyType(
 """What the exit statuses of every command mean; a plugin's command may use others as well."""
 
 _EPILOG = """examples:
-  kvcache config validate cache.yaml        is this file right, and would it start here?
+  kvcache config validate cache.yaml        is this file right, and what would it choose here?
   kvcache config explain cache.yaml         which cache would be built, and why
   kvcache plugins list                      what is installed, and what is broken
 

@@ -9,9 +9,9 @@ import sys
 from collections.abc import Callable, Iterator
 from typing import Any, cast
 
-import yaml
 from pydantic import BaseModel
 
+from kvcache_core.config.core_schema import dump
 from kvcache_core.config.flags import add_cache_flags, config_from_args
 from kvcache_core.config.load import LoadedConfig
 from kvcache_core.config.problems import Loc, Problem, dotted
@@ -24,10 +24,15 @@ from kvcache_core.registry.registry import Registry
 AddStrict = Callable[[argparse.ArgumentParser], None]
 Action = Callable[[argparse.Namespace, Registry], int]
 
+_VALIDATE = (
+    "check a file and flags against what is installed; exit status 2 and every problem with its place if they are wrong "
+    "(what plugins name is looked up, not imported: see `plugins doctor`)"
+)
 _EXAMPLES = {
     "validate": """examples:
   kvcache config validate cache.yaml
-  kvcache config validate cache.yaml --hicache-storage none --json""",
+  kvcache config validate cache.yaml --hicache-storage none --json
+  kvcache config validate --cache-type radix_cache --page-size 64""",
     "explain": """examples:
   kvcache config explain cache.yaml
   kvcache config explain --model-class swa --hicache-ratio 4""",
@@ -48,7 +53,7 @@ def add_to(commands: Any, registry: Registry, run: str, add_strict: AddStrict) -
     group.set_defaults(**{run: _helper(group)})
     inner = group.add_subparsers(title="commands", metavar="COMMAND")
 
-    def add(name: str, summary: str, action: Action, *, file: str | None, as_json: bool = True) -> None:
+    def add(name: str, summary: str, action: Action, *, file: bool = True) -> None:
         parser = inner.add_parser(
             name,
             help=summary,
@@ -57,25 +62,40 @@ def add_to(commands: Any, registry: Registry, run: str, add_strict: AddStrict) -
             formatter_class=argparse.RawDescriptionHelpFormatter,
             allow_abbrev=False,
         )
-        if file is not None:
-            required = file == "required"
-            text = "a YAML file" if required else "a YAML file; without it, flags alone"
-            parser.add_argument("file", metavar="FILE", nargs=None if required else "?", help=text)
+        if file:
+            parser.add_argument("file", metavar="FILE", nargs="?", help="a YAML file; without it, flags alone")
             add_cache_flags(parser, registry)
-        if as_json:
-            parser.add_argument("--json", action="store_true", help="print JSON, for programs")
+            parser.add_argument(
+                "--json", action="store_true", help="print JSON, for programs; what is wrong is printed as JSON too"
+            )
         add_strict(parser)
-        parser.set_defaults(**{run: _bound(action, registry)})
+        parser.set_defaults(**{run: _bound(_with_json_problems(action) if file else action, registry)})
 
-    add("validate", "check a file; exit status 2 and every problem with its place if it is wrong", _validate, file="required")
-    add("explain", "show which cache would be built, and each step of the decision", _explain, file="optional")
-    add("show", "show every value and where it came from", _show, file="optional")
-    add("resolve", "print the same configuration with nothing left to choose", _resolve, file="optional")
-    add("schema", "print the JSON schema of a file, with what is installed", _schema, file=None, as_json=False)
+    add("validate", _VALIDATE, _validate)
+    add("explain", "show which cache would be built, and each step of the decision", _explain)
+    add("show", "show every value and where it came from", _show)
+    add("resolve", "print the same configuration with nothing left to choose", _resolve)
+    add("schema", "print the JSON schema of a file, with what is installed", _schema, file=False)
 
 
-def _bound(action: Callable[[argparse.Namespace, Registry], int], registry: Registry) -> Callable[[argparse.Namespace], int]:
+def _bound(action: Action, registry: Registry) -> Callable[[argparse.Namespace], int]:
     return lambda args: action(args, registry)
+
+
+def _with_json_problems(action: Action) -> Action:
+    """The same command, which with --json says in JSON what is wrong as well: a program reads one stream and one format."""
+
+    def act(args: argparse.Namespace, registry: Registry) -> int:
+        try:
+            return action(args, registry)
+        except KVCacheError as error:
+            if not args.json:
+                raise
+            problems = error.problems if isinstance(error, InvalidConfigError) else (Problem(error.path, str(error)),)
+            _print_json({"valid": False, "problems": [problem.as_dict() for problem in problems]})
+            return 2
+
+    return act
 
 
 def _helper(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:
@@ -104,18 +124,12 @@ def _assumption(loaded: LoadedConfig, model: ModelSpec) -> str:
 
 
 def _validate(args: argparse.Namespace, registry: Registry) -> int:
-    try:
-        loaded, model, resolution = _load_and_resolve(args, registry)
-    except KVCacheError as error:
-        if not args.json:
-            raise
-        problems = error.problems if isinstance(error, InvalidConfigError) else (Problem(error.path, str(error)),)
-        _print_json({"valid": False, "problems": [problem.as_dict() for problem in problems]})
-        return 2
+    loaded, model, resolution = _load_and_resolve(args, registry)
     if args.json:
         _print_json({"valid": True, "problems": (), **_summary(loaded, model, resolution)})
     else:
-        print(f"{args.file}: valid; {resolution.cache_type} for a model of class {_assumption(loaded, model)}")
+        subject = args.file or "defaults and flags"
+        print(f"{subject}: valid; {resolution.cache_type} for a model of class {_assumption(loaded, model)}")
     return 0
 
 
@@ -195,7 +209,7 @@ def _resolve(args: argparse.Namespace, registry: Registry) -> int:
         _print_json(document)
         return 0
     print(f"# model class: {_assumption(loaded, model)}")
-    print(yaml.safe_dump(document, sort_keys=False, allow_unicode=True), end="")
+    print(dump(document), end="")
     return 0
 
 

@@ -14,7 +14,7 @@ from pydantic import BaseModel, ValidationError
 
 from kvcache_core.config.located import LocatedDocument
 from kvcache_core.config.messages import closest, problems_of
-from kvcache_core.config.model import CacheConfig
+from kvcache_core.config.model import CacheConfig, HiCacheConfig
 from kvcache_core.config.problems import Loc, Problem
 from kvcache_core.config.rules import breaches_of_config
 from kvcache_core.config.sources import ConfigSources, Override
@@ -43,7 +43,7 @@ class LoadedConfig:
     def located(self, error: KVCacheError) -> KVCacheError:
         """The same error with the place of the field it names, if it names one that was given somewhere."""
         place = self.sources.place(error.path) if error.path else None
-        if place is None or (place.line is None and self.origin(error.path) == "default"):
+        if place is None or (place.line is None and not self.sources.gives(error.path)):
             return error
         return InvalidConfigError((Problem(error.path, str(error), place),))
 
@@ -116,7 +116,7 @@ def _section(key: str, value: Any, sources: ConfigSources, registry: Registry, c
 
     state = registry.state(Kind.SECTION, key)
     if state is State.ABSENT and (Kind.SECTION, key) not in OUR_PACKAGES:
-        raise refuse("unknown key", closest(key, [*CacheConfig.model_fields, *registry.names(Kind.SECTION)]))
+        raise refuse("unknown key", _meant(key, registry))
     if state is not State.OFFERED:
         raise refuse(registry.trouble(Kind.SECTION, key))
     offer = registry.section(key)
@@ -130,6 +130,13 @@ def _section(key: str, value: Any, sources: ConfigSources, registry: Registry, c
         return model.model_validate({} if value is None else value, context=dict(context))
     except ValidationError as error:
         raise InvalidConfigError(tuple(problems_of(error, model, (key,), sources, registry))) from error
+
+
+def _meant(key: str, registry: Registry) -> str | None:
+    """What an unknown key of the top level was probably meant to be; fields of `hicache` are often written a level too high."""
+    inner = {name: f"hicache.{name}" for name in HiCacheConfig.model_fields}
+    close = key if key in inner else closest(key, [*CacheConfig.model_fields, *registry.names(Kind.SECTION), *inner])
+    return None if close is None else inner.get(close, close)
 
 
 def _reading_order(problem: Problem) -> tuple[int, int]:

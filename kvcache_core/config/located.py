@@ -1,7 +1,7 @@
 """YAML text to plain data whose every value knows its line and column.
 
-PyYAML's loader forgets positions and lets the last of two equal keys win, so the node tree is read instead. Knows nothing of
-models: which keys are right is decided elsewhere.
+PyYAML's loader forgets positions, so the node tree is read instead. Knows nothing of models: which keys are right is decided
+elsewhere.
 """
 
 from pathlib import Path
@@ -9,6 +9,7 @@ from typing import Any
 
 import yaml
 
+from kvcache_core.config.nodes import NodeWalk, compose
 from kvcache_core.config.problems import Loc, Place, Problem
 from kvcache_core.errors import InvalidConfigError
 
@@ -16,23 +17,19 @@ from kvcache_core.errors import InvalidConfigError
 class LocatedDocument:
     """A YAML document: `data` as plain Python values, and the place of each of them.
 
-    `problems`: keys given twice or that are no word, aliases inside themselves. They are fatal, but a reader goes on first, so that
-    a user hears of everything at once; `data` has the first of two equal keys.
+    `problems`: what NodeWalk found. They are fatal, but a reader goes on first, so that a user hears of everything at once.
     """
 
     def __init__(self, name: str, text: str) -> None:
         """Raises InvalidConfigError: not YAML, or not one mapping; there is nothing to go on with."""
         self.name = name
         self._lines = text.splitlines()
-        self._problems: list[Problem] = []
-        self._built: dict[int, Any] = {}
+        walk = NodeWalk(self._node_place)
         try:
-            self._loader = yaml.SafeLoader(text)
-            try:
-                self._root: yaml.Node | None = self._loader.get_single_node()
-                self.data: Any = {} if self._root is None else self._build(self._root, (), ())
-            finally:
-                self._loader.dispose()  # pyright: ignore[reportUnknownMemberType]
+            self._root = compose(text)
+            self.data: Any = {} if self._root is None else walk.build(self._root)
+        except RecursionError as error:
+            raise InvalidConfigError((Problem((), "is nested too deeply", Place(name)),)) from error
         except yaml.MarkedYAMLError as error:
             place = self._place(error.problem_mark, 1) if error.problem_mark else Place(name)
             text = ", ".join(part for part in (error.context, error.problem) if part)
@@ -42,10 +39,7 @@ class LocatedDocument:
         if self._root is not None and not isinstance(self._root, yaml.MappingNode):
             text = "a configuration is a mapping of keys to values"
             raise InvalidConfigError((Problem((), text, self._node_place(self._root)),))
-
-    @property
-    def problems(self) -> tuple[Problem, ...]:
-        return tuple(self._problems)
+        self.problems = tuple(walk.problems)
 
     @classmethod
     def read(cls, path: Path) -> "LocatedDocument":
@@ -94,42 +88,6 @@ class LocatedDocument:
             return node.value[part], node.value[part]
         return None
 
-    def _build(self, node: yaml.Node, loc: Loc, above: tuple[yaml.Node, ...]) -> Any:
-        if node in above:
-            self._problems.append(Problem(loc, "an alias may not contain itself", self._node_place(node)))
-            return None
-        above = (*above, node)
-        # Built once per node, not once per alias: a page of nested aliases would otherwise grow without end.
-        if id(node) not in self._built:
-            self._built[id(node)] = self._build_once(node, loc, above)
-        return self._built[id(node)]
-
-    def _build_once(self, node: yaml.Node, loc: Loc, above: tuple[yaml.Node, ...]) -> Any:
-        if isinstance(node, yaml.SequenceNode):
-            return [self._build(item, (*loc, i), above) for i, item in enumerate(node.value)]
-        if not isinstance(node, yaml.MappingNode):
-            return self._scalar(node, loc)
-        result: dict[str, Any] = {}
-        for key, value in node.value:
-            name = key.value
-            if not isinstance(key, yaml.ScalarNode):
-                self._problems.append(Problem(loc, "a key must be a word, not a list or a mapping", self._node_place(key)))
-            elif key.tag == "tag:yaml.org,2002:merge":
-                self._problems.append(Problem(loc, "merge keys (<<) are not supported", self._node_place(key)))
-            elif name in result:
-                first = self.place((*loc, name), key=True)
-                self._problems.append(Problem((*loc, name), f"given twice, first at line {first.line}", self._node_place(key)))
-            else:
-                result[name] = self._build(value, (*loc, name), above)
-        return result
-
-    def _scalar(self, node: yaml.Node, loc: Loc) -> Any:
-        try:
-            return self._loader.construct_object(node)  # pyright: ignore[reportUnknownMemberType, reportUnknownVariableType]
-        except ValueError as error:  # such as the date 2026-02-31
-            self._problems.append(Problem(loc, f"cannot be read as YAML: {error}", self._node_place(node)))
-            return None
-
     def _node_place(self, node: yaml.Node) -> Place:
         start, end = node.start_mark, node.end_mark
         # A collection has no better caret than its first character; a plain value is underlined whole.
@@ -141,9 +99,18 @@ class LocatedDocument:
         return Place(self.name, mark.line + 1, mark.column + 1, text, length)
 
 
-def parse_value(text: str, name: str, loc: Loc) -> Any:
-    """A value written on the command line, read as YAML. Raises InvalidConfigError naming the flag `name`."""
+def parse_value(text: str, flag: str, loc: Loc) -> Any:
+    """A value written on the command line for the field at `loc`, read as YAML by the rules of a file.
+
+    Raises:
+        InvalidConfigError: all that is wrong with it, each naming `flag`.
+    """
+    walk = NodeWalk(lambda _: Place(flag))
     try:
-        return yaml.safe_load(text)
-    except (yaml.YAMLError, ValueError) as error:
-        raise InvalidConfigError((Problem(loc, f"{text!r} is not valid YAML", Place(name)),)) from error
+        root = compose(text)
+        value = None if root is None else walk.build(root, loc)
+    except (yaml.YAMLError, RecursionError) as error:
+        raise InvalidConfigError((Problem((), f"{text!r} is not valid YAML", Place(flag)),)) from error
+    if walk.problems:
+        raise InvalidConfigError(tuple(walk.problems))
+    return value

@@ -54,7 +54,8 @@ class HiCacheConfig(BaseModel):
     ratio: float | None = Field(
         default=2.0, gt=0, allow_inf_nan=False, description="size of the host pool as a multiple of the device pool's units"
     )
-    host_bytes: Annotated[int | None, Field(gt=0), BeforeValidator(_bytes)] = Field(
+    # The limit is far above any machine's memory, and below where sizes stop fitting into 64 bits: a unit too many is a slip.
+    host_bytes: Annotated[int | None, Field(gt=0, le=2**50), BeforeValidator(_bytes)] = Field(
         default=None, description="size of the host pool in bytes (or '4GiB'), instead of ratio"
     )
     write_policy: WritePolicy | None = Field(
@@ -105,7 +106,8 @@ class CacheConfig(BaseModel):
     disaggregation_mode: Annotated[DisaggregationMode, BeforeValidator(_null_mode)] = Field(
         default="null", description="role of this node in prefill/decode disaggregation; decode always uses chunk_cache"
     )
-    page_size: int = Field(default=16, ge=1, description="tokens in a page, the same for all components")
+    # Only whole pages are ever reused, so a page beyond most contexts would be a cache that never hits: surely a slip.
+    page_size: int = Field(default=16, ge=1, le=65536, description="tokens in a page, the same for all components")
     model_class: ModelClass | None = Field(default=None, description="default: what the host says of its model")
     hicache: HiCacheConfig | None = Field(default=None, description="host memory and storage below the device; absent is off")
 

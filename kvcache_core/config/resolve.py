@@ -135,13 +135,22 @@ def _default(config: CacheConfig, model: ModelSpec, registry: Registry, steps: l
             return name
         if objection.fatal:
             text = f"{name}, a default for {model.model_class}, is not passed over, because it is broken: {objection.text}"
-            raise PluginError(f"{text}; repair or uninstall it, or set cache_type", path=("cache_type",))
+            raise PluginError(f"{text}; repair or uninstall it, or set cache_type", path=_deciding(config))
         steps.append(Step(name, "skipped", objection.text))
     why = "".join(f"\n  {step.subject}: {step.reason}" for step in steps)
     with_tiers = " with hicache" if tiers else ""
     advice = _what_works(registry, model, tiers)
     text = f"no default cache type for {model.model_class}{with_tiers} can be used:{why}{advice}"
-    raise MissingPluginError(text, path=("cache_type",))
+    raise MissingPluginError(text, path=_deciding(config))
+
+
+def _deciding(config: CacheConfig) -> Loc:
+    """The field to point at where no default can be used: what narrowed the choice, if the user did. `cache_type` would help too,
+    but is not there to be pointed at.
+    """
+    if config.hicache is not None:
+        return ("hicache",)
+    return ("cache_type",) if config.model_class is None else ("model_class",)
 
 
 def _objection(registry: Registry, name: str, model: ModelSpec, tiers: bool) -> _Objection | None:

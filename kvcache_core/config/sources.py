@@ -9,9 +9,7 @@ from copy import deepcopy
 from dataclasses import dataclass
 from typing import Any, cast
 
-import yaml
-
-from kvcache_core.config.located import LocatedDocument
+from kvcache_core.config.located import LocatedDocument, parse_value
 from kvcache_core.config.problems import Loc, Place, Problem
 from kvcache_core.errors import InvalidConfigError
 
@@ -81,6 +79,11 @@ class ConfigSources:
             return str(self.document.place(loc))
         return "default"
 
+    def gives(self, loc: Loc) -> bool:
+        """Whether the document or a flag gave the value at `loc`, or something inside it."""
+        inside = any(given[: len(loc)] == loc for given in self._flags)
+        return inside or self._flag(loc) is not None or (self.document is not None and self.document.has(loc))
+
     def _flag(self, loc: Loc) -> str | None:
         for cut in range(len(loc), 0, -1):
             if loc[:cut] in self._flags:
@@ -88,13 +91,8 @@ class ConfigSources:
         return None
 
     def _apply(self, override: Override) -> None:
-        value: Any = override.text
-        if override.is_yaml:
-            try:
-                value = yaml.safe_load(override.text)
-            except (yaml.YAMLError, ValueError) as error:
-                raise _invalid(override, f"{override.text!r} is not valid YAML") from error
         loc = override.loc if override.by_kind is None else self._option_of_kind(override, override.by_kind)
+        value: Any = parse_value(override.text, override.flag, loc) if override.is_yaml else override.text
         if loc == (*STORAGE, "kind"):
             loc = STORAGE
         *above, last = loc

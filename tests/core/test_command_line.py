@@ -127,6 +127,30 @@ def test_a_combination_that_cannot_work_is_located_too(run: Run, config: Path):
     assert done.stderr.startswith("cache.yaml:2:13: cache_type: cache type 'chunk_cache' has no tiers")
 
 
+def test_validate_takes_flags_alone(run: Run):
+    done = run("config", "validate", "--cache-type", "chunk_cache")
+    assert (done.returncode, done.stdout.startswith("defaults and flags: valid; chunk_cache for a model")) == (0, True)
+
+
+@pytest.mark.parametrize("command", ["validate", "explain", "show", "resolve"])
+def test_with_json_problems_are_json_as_well(run: Run, config: Path, command: str):
+    """FAULTS C1."""
+    config.write_text("page_siz: 8\ncache_type: [1]\n")
+    done = run("config", command, "cache.yaml", "--json")
+    said = json.loads(done.stdout)
+    assert (done.returncode, done.stderr, said["valid"]) == (2, "", False)
+    assert [problem["path"] for problem in said["problems"]] == ["page_siz", "cache_type"]
+
+
+def test_with_json_a_combination_that_cannot_work_is_json_with_its_place(run: Run, config: Path):
+    """FAULTS C4."""
+    config.write_text("cache_type: chunk_cache\nhicache: {}\n")
+    for command in ("explain", "resolve"):
+        done = run("config", command, "cache.yaml", "--json")
+        (problem,) = json.loads(done.stdout)["problems"]
+        assert (done.returncode, problem["path"], problem["place"]["line"]) == (2, "cache_type", 1)
+
+
 def test_explain(run: Run, config: Path):
     done = run("config", "explain", "cache.yaml", "--model-class", "swa")
     assert done.returncode == 0

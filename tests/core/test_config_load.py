@@ -1,13 +1,19 @@
 """Configuration files: every fault with file, line and column, all at once, with a suggestion."""
 
+import math
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import yaml
 
+from kvcache_conformance.installed import registry_of
+from kvcache_core.config.core_schema import dump
 from kvcache_core.config.load import LoadedConfig, load_config
+from kvcache_core.config.located import LocatedDocument
+from kvcache_core.config.resolve import resolve, usual_model
 from kvcache_core.config.sources import Override
-from kvcache_core.errors import ConfigError, InvalidConfigError
+from kvcache_core.errors import ConfigError, InvalidConfigError, PluginError
 from kvcache_core.registry.discovery import discover
 from kvcache_core.registry.records import PluginSource
 from kvcache_core.registry.registry import Registry
@@ -114,14 +120,31 @@ future work; remove hicache
         ("page_size: [1\n", "not valid YAML"),
         ("- a\n", "1:1: a configuration is a mapping of keys to values"),
         ("just words\n", "1:1: a configuration is a mapping of keys to values"),
-        ("page_size: !!python/object:os.system 1\n", "1:12: not valid YAML"),
+        ("page_size: !!python/object:os.system 1\n", "1:12: page_size: the tag !!python/object:os.system is not supported here"),
         ("page_size: 1\n---\npage_size: 2\n", "2:1: not valid YAML"),
         ("a: &x {<<: *x}\n", "a: merge keys (<<) are not supported"),
         ("a: &x [*x]\n", "a[0]: an alias may not contain itself"),
         ("? [a, b]\n: 1\n", "1:3: a key must be a word"),
         ("\tpage_size: 1\n", "1:1: not valid YAML"),
-        ("cache_type: 2026-02-31\n", "1:13: cache_type: cannot be read as YAML"),
+        ("page_size: 010\n", "1:12: page_size: 010 has a leading zero; write a decimal number such as 10, 0.5 or 1e3"),
+        ("page_size: 1:30\n", "1:12: page_size: 1:30 has a colon"),
+        ("page_size: 1_6\n", "1:12: page_size: 1_6 has underscores"),
+        ("page_size: 0b11\n", "1:12: page_size: 0b11 is a binary number"),
+        ("hicache: {ratio: 1_0.5}\n", "1:18: hicache.ratio: 1_0.5 has underscores"),
+        ("page_size: 1e3\n", "1:12: page_size: must be a valid integer, not 1000.0"),
+        (f"page_size: {'9' * 5000}\n", "1:12: page_size: Exceeds the limit"),
+        ("page_size: !!int many\n", "1:12: page_size: 'many' is no !!int"),
+        ("page_size: !foo 1\n", "1:12: page_size: the tag !foo is not supported here"),
+        ("hicache: !!set {ratio}\n", "1:10: hicache: the tag !!set is not supported here"),
+        ("hicache: !bar {ratio: 1}\n", "1:10: hicache: the tag !bar is not supported here"),
+        ("hicache: !!str {ratio: 1}\n", "1:10: hicache: the tag !!str is not supported here"),
+        ("cache_type: !!omap [a: 1]\n", "1:13: cache_type: the tag !!omap is not supported here"),
+        ("!foo page_size: 1\n", "1:1: page_size: the tag !foo is not supported here"),
+        ("hicache: " + "[" * 5000 + "]" * 5000 + "\n", "nested too deeply"),
         ("1: 2\n", "1:1: 1: unknown key"),
+        ("ratio: 2\n", "1:1: ratio: unknown key (did you mean 'hicache.ratio'?)"),
+        ("storage: file\n", "1:1: storage: unknown key (did you mean 'hicache.storage'?)"),
+        ("write_polcy: write_through\n", "1:1: write_polcy: unknown key (did you mean 'hicache.write_policy'?)"),
         (
             "engine: {model: x}\n",
             "1:1: engine: configuration section 'engine' is not installed; install it with: pip install kvcache-engine",
@@ -170,6 +193,49 @@ def test_caret_stands_under_the_value_after_tabs_and_wide_characters(load: Calla
         '    1 | {cache_type: "ü\t", page_size: nope}',
         "      |                \t              ^^^^",
     ]
+
+
+@pytest.mark.parametrize(
+    ("text", "value"),
+    [
+        ("16", 16),
+        ("+16", 16),
+        ("0", 0),
+        ("0x10", 16),
+        ("0o20", 16),
+        ("1e3", 1000.0),
+        ("1E+3", 1000.0),
+        ("-.5", -0.5),
+        ("2.", 2.0),
+        ("0.25", 0.25),
+        ("-.inf", -math.inf),
+        ("true", True),
+        ("False", False),
+        ("~", None),
+        ("", None),
+        ("no", "no"),
+        ("2026-02-31", "2026-02-31"),
+        ("'010'", "010"),
+        ('"1_6"', "1_6"),
+        ("!!str 010", "010"),
+        ("!!float 3", 3.0),
+        ("1.2.3", "1.2.3"),
+        ("10.0.0.1:6379", "10.0.0.1:6379"),
+    ],
+)
+def test_scalars_are_read_by_the_core_schema_and_written_so_that_they_are_read_back(text: str, value: object):
+    """YAML 1.2, section 10.3.2."""
+    for written in (f"a: {text}\n", dump({"a": value})):
+        document = LocatedDocument("here", written)
+        assert document.problems == ()
+        assert document.data == {"a": value}
+        assert type(document.data["a"]) is type(value)
+
+
+@pytest.mark.parametrize("word", ["1e3", "yes", "0o17", "010", "1:30", "1_6", "0b1", "=", "<<", "null", "2026-02-03", "~", ""])
+def test_a_word_stays_a_word_when_it_is_written_down(word: str):
+    assert LocatedDocument("here", dump({"a": word})).data == {"a": word}
+    assert yaml.safe_load(dump({"a": word})) == {"a": word}
 
 
 # -- sections of other packages -------------------------------------------------------------------------------------------------
@@ -221,6 +287,34 @@ def test_error_of_resolution_is_located_where_the_field_was_given(load: Callable
     assert "cache.yaml:2:13: cache_type: cannot be\n" in str(located)
     unplaced = ConfigError("cannot be", path=("model_class",))
     assert loaded.located(unplaced) is unplaced
+
+
+@pytest.mark.parametrize(
+    ("text", "flags", "said"),
+    [
+        ("model_class: swa\nhicache: {}\n", (), "cache.yaml:2:10: hicache: no default cache type for swa with hicache"),
+        ("model_class: swa\n", (), "cache.yaml:1:14: model_class: no default cache type for swa"),
+        ("", (Override(("hicache", "ratio"), "2", "--hicache-ratio"),), "--hicache-ratio: hicache: no default cache type"),
+        ("", (Override(("model_class",), "swa", "--model-class", is_yaml=False),), "--model-class: model_class: no default"),
+        ("page_size: 8\n", (), "no default cache type for full_attention can be used"),
+    ],
+)
+def test_where_no_default_works_what_narrowed_the_choice_is_pointed_at(
+    load: Callable[..., LoadedConfig], text: str, flags: tuple[Override, ...], said: str
+):
+    """FAULTS C4."""
+    loaded = load(text, None, *flags)
+    with pytest.raises(PluginError) as caught:
+        resolve(loaded.config, usual_model(loaded.config.model_class), Registry())
+    assert said in str(loaded.located(caught.value))
+
+
+def test_a_broken_default_is_located_too(load: Callable[..., LoadedConfig]):
+    """FAULTS C2."""
+    loaded = load("model_class: full_attention\n")
+    with pytest.raises(PluginError) as caught:
+        resolve(loaded.config, usual_model(None), registry_of(broken=["radix_cache"]))
+    assert "cache.yaml:1:14: model_class: radix_cache, a default for full_attention" in str(loaded.located(caught.value))
 
 
 def test_a_key_given_twice_is_reported_beside_everything_else(tmp_path):

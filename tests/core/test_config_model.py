@@ -50,6 +50,7 @@ def test_null_mode_has_two_spellings(mode: Any):
     [
         ({"cache_typ": "x"}, "cache_typ"),
         ({"page_size": 0}, "page_size"),
+        ({"page_size": 65537}, "page_size"),
         ({"page_size": "16"}, "page_size"),
         ({"page_size": True}, "page_size"),
         ({"page_size": 16.0}, "page_size"),
@@ -67,6 +68,7 @@ def test_null_mode_has_two_spellings(mode: Any):
         ({"hicache": {"host_bytes": "10 gigs"}}, "hicache.host_bytes"),
         ({"hicache": {"host_bytes": -4}}, "hicache.host_bytes"),
         ({"hicache": {"host_bytes": "0GiB"}}, "hicache.host_bytes"),
+        ({"hicache": {"host_bytes": "1025TiB"}}, "hicache.host_bytes"),
         ({"hicache": {"host_bytes": 1.5}}, "hicache.host_bytes"),
         ({"hicache": {"host_bytes": 4, "ratio": 2.0}}, "hicache.host_bytes"),
         ({"hicache": {"write_policy": "selective"}}, "hicache.write_policy"),
@@ -101,6 +103,10 @@ def test_decode_says_what_is_future_work_and_names_both_faults():
 @pytest.mark.parametrize("values", [{"cache_type": "chunk_cache"}, {}], ids=["explicit", "unset"])
 def test_decode_takes_chunk_cache(values: dict[str, Any]):
     assert CacheConfig(disaggregation_mode="decode", **values).disaggregation_mode == "decode"
+
+
+def test_the_largest_sizes_are_taken():
+    assert CacheConfig(page_size=65536, hicache=HiCacheConfig.model_validate({"host_bytes": "1024TiB"})).page_size == 65536
 
 
 def test_sizes_with_units():

@@ -69,6 +69,7 @@ RFC_FLAGS = [
     ),
     ("--set hicache.storage.kind=file --set hicache.storage.max_bytes=7", ("hicache", "storage", "max_bytes"), 7),
     ("--set page_size=1", ("page_size",), 1),
+    ("--hicache-ratio 1e3", ("hicache", "ratio"), 1000.0),
     ("--hicache-ratio 4 --set hicache=null", ("hicache",), None),
 ]
 
@@ -142,6 +143,14 @@ def test_short_form_in_the_file_takes_an_option_from_a_flag(load: Load):
     [
         ("--page-size many", None, "--page-size: page_size: must be a valid integer, not 'many'"),
         ("--page-size [", None, "--page-size: '[' is not valid YAML"),
+        ("--page-size 010", None, "--page-size: page_size: 010 has a leading zero"),
+        ("--set page_size=1_6", None, "--set page_size: page_size: 1_6 has underscores"),
+        (
+            "--set page_size='!!python/name:os.system x'",
+            None,
+            "--set page_size: page_size: the tag !!python/name:os.system is not",
+        ),
+        ("--set 'hicache={ratio: 1, ratio: 2}'", None, "--set hicache: hicache.ratio: given twice"),
         ("--hicache-ratio .nan", None, "--hicache-ratio: hicache.ratio: must be a finite number, not nan"),
         (
             "--hicache-write-policy write_back",
