@@ -8,10 +8,9 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from difflib import get_close_matches
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Protocol
 
 import kvcache_core
-from kvcache_core.commands import config, plugins
 from kvcache_core.errors import InvalidConfigError, KVCacheError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import Kind, pip_command
@@ -32,12 +31,31 @@ EXIT_STATUSES: Mapping[int, str] = MappingProxyType(
 )
 """What the exit statuses of every command mean; a plugin's command may use others as well."""
 
+BUILT_IN: Mapping[str, str] = MappingProxyType(
+    {
+        "config": "check a configuration file and see what it comes down to",
+        "plugins": "list the installed plugins and check them",
+    }
+)
+"""The command groups of the core, with their summaries."""
+
 _EPILOG = """examples:
   kvcache config validate cache.yaml        is this file right, and what would it choose here?
   kvcache config explain cache.yaml         which cache would be built, and why
   kvcache plugins list                      what is installed, and what is broken
 
 `kvcache COMMAND --help` shows the options and examples of a command."""
+
+
+class _Group(Protocol):
+    """What a module of kvcache_core.commands has."""
+
+    @property
+    def COMMANDS(self) -> tuple[str, ...]: ...  # noqa: N802 - a module's constant
+
+    def fill(
+        self, group: argparse.ArgumentParser, registry: Registry, run: str, add_strict: Callable[[argparse.ArgumentParser], None]
+    ) -> None: ...
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -64,10 +82,13 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def _dispatch(argv: list[str]) -> int:
     registry = default_registry()
-    chosen = next((word for word in argv if not word.startswith("-")), None)
+    words = [word for word in argv if not word.startswith("-")]
+    chosen = words[0] if words else None
     parser = build_parser(registry, chosen)
     if chosen is not None:
         _refuse_unknown(chosen, registry)
+        if chosen in BUILT_IN:
+            _refuse_unknown_in_group(chosen, words[1:])
     args = parser.parse_args(argv)
     if vars(args).get("strict_plugins"):
         registry.check_strict()
@@ -79,7 +100,7 @@ def _dispatch(argv: list[str]) -> int:
 
 
 def build_parser(registry: Registry, chosen: str | None) -> argparse.ArgumentParser:
-    """The parser of the whole command line. Of the plugins' commands, only `chosen` has its arguments: it alone is imported.
+    """The parser of the whole command line. Only the command `chosen` has its arguments: it alone is imported.
 
     Raises:
         PluginError: the module with the arguments of `chosen` cannot be imported.
@@ -94,8 +115,10 @@ def build_parser(registry: Registry, chosen: str | None) -> argparse.ArgumentPar
     parser.add_argument("--version", action="version", version=f"kvcache {kvcache_core.__version__}")
     _add_strict(parser)
     commands = parser.add_subparsers(title="commands", metavar="COMMAND")
-    config.add_to(commands, registry, RUN, _add_strict)
-    plugins.add_to(commands, registry, RUN, _add_strict)
+    for name, summary in BUILT_IN.items():
+        command = commands.add_parser(name, help=summary, description=summary, allow_abbrev=False)
+        if name == chosen:
+            _group(name).fill(command, registry, RUN, _add_strict)
     for name in registry.names(Kind.COMMAND):
         offer = registry.command(name)
         summary = offer.descriptor.summary
@@ -105,6 +128,15 @@ def build_parser(registry: Registry, chosen: str | None) -> argparse.ArgumentPar
             load_target(offer.descriptor.configure, offer.source)(command)
             command.set_defaults(**{RUN: _lazy(offer.descriptor.run, offer.source)})
     return parser
+
+
+def _group(name: str) -> _Group:
+    # The configuration costs a third of the start, so it is imported only for those who ask for it.
+    if name == "config":
+        from kvcache_core.commands import config as group
+    else:
+        from kvcache_core.commands import plugins as group
+    return group
 
 
 def _lazy(target: str, source: Any) -> Callable[[argparse.Namespace], int]:
@@ -123,11 +155,22 @@ def _add_strict(parser: argparse.ArgumentParser) -> None:
 
 def _refuse_unknown(chosen: str, registry: Registry) -> None:
     """Say more than argparse would: a broken plugin's trouble, the pip command of a package of ours, or the nearest name."""
-    known = ("config", "plugins", *registry.names(Kind.COMMAND))
+    known = (*BUILT_IN, *registry.names(Kind.COMMAND))
     if chosen in known:
         return
     if registry.state(Kind.COMMAND, chosen) is State.BROKEN or pip_command(Kind.COMMAND, chosen) is not None:
         registry.command(chosen)
-    close = get_close_matches(chosen, known, n=1)
+    raise _no_command(chosen, chosen, known)
+
+
+def _refuse_unknown_in_group(group: str, words: Sequence[str]) -> None:
+    # Neither the top level nor a group has an option with a value, so the first word here can only be a command of the group.
+    known = _group(group).COMMANDS
+    if words and words[0] not in known:
+        raise _no_command(f"{group} {words[0]}", words[0], known)
+
+
+def _no_command(shown: str, word: str, known: Sequence[str]) -> KVCacheError:
+    close = get_close_matches(word, known, n=1)
     hint = f"did you mean '{close[0]}'?" if close else f"commands: {', '.join(known)}"
-    raise KVCacheError(f"no command '{chosen}' ({hint})")
+    return KVCacheError(f"no command '{shown}' ({hint})")

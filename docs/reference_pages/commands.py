@@ -5,7 +5,6 @@ from collections.abc import Iterator
 
 from kvcache_core.cli import build_parser
 from kvcache_core.config.flags import DESTINATION
-from kvcache_core.registry.known import Kind
 from kvcache_core.registry.registry import Registry
 from reference_pages.markdown import block, code, page, table
 from reference_pages.source import described
@@ -31,8 +30,8 @@ def _commands(parser: argparse.ArgumentParser, registry: Registry) -> Iterator[s
     """One section a command, depth first; groups have one of their own."""
     yield command_section(parser)
     for name, command in _subparsers(parser).items():
-        # A plugin's command has its arguments only in the parser that was built for it.
-        if parser.prog == "kvcache" and name in registry.names(Kind.COMMAND):
+        # A command has its arguments only in the parser that was built for it.
+        if parser.prog == "kvcache":
             command = _subparsers(build_parser(registry, name))[name]
         yield from _commands(command, registry)
 

@@ -46,10 +46,11 @@ _EXAMPLES = {
 }
 
 
-def add_to(commands: Any, registry: Registry, run: str, add_strict: AddStrict) -> None:
-    """Add the command group to argparse's sub-parsers; `run` is the namespace attribute for the chosen function."""
-    text = "check a configuration file and see what it comes down to"
-    group = commands.add_parser("config", help=text, description=text, allow_abbrev=False)
+COMMANDS = tuple(_EXAMPLES)
+
+
+def fill(group: argparse.ArgumentParser, registry: Registry, run: str, add_strict: AddStrict) -> None:
+    """Add the commands to the parser of their group; `run` is the namespace attribute for the chosen function."""
     group.set_defaults(**{run: _helper(group)})
     inner = group.add_subparsers(title="commands", metavar="COMMAND")
 

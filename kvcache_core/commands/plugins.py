@@ -12,11 +12,13 @@ from kvcache_core.registry.loading import load_target
 from kvcache_core.registry.records import PluginRecord
 from kvcache_core.registry.registry import Registry
 
+COMMANDS = ("list", "doctor")
 
-def add_to(commands: Any, registry: Registry, run: str, add_strict: Callable[[argparse.ArgumentParser], None]) -> None:
-    """Add the command group to argparse's sub-parsers; `run` is the namespace attribute for the chosen function."""
-    text = "list the installed plugins and check them"
-    group = commands.add_parser("plugins", help=text, description=text, allow_abbrev=False)
+
+def fill(
+    group: argparse.ArgumentParser, registry: Registry, run: str, add_strict: Callable[[argparse.ArgumentParser], None]
+) -> None:
+    """Add the commands to the parser of their group; `run` is the namespace attribute for the chosen function."""
     group.set_defaults(**{run: _helper(group)})
     inner = group.add_subparsers(title="commands", metavar="COMMAND")
 

@@ -19,10 +19,10 @@ from kvcache_core.config.problems import Loc, Problem
 from kvcache_core.config.rules import breaches_of_config
 from kvcache_core.config.sources import ConfigSources, Override
 from kvcache_core.errors import InvalidConfigError, KVCacheError, PluginError
-from kvcache_core.registry.checks import is_model
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import OUR_PACKAGES, Kind
 from kvcache_core.registry.loading import load_target
+from kvcache_core.registry.options import is_model
 from kvcache_core.registry.registry import Registry, State
 
 

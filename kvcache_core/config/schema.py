@@ -5,9 +5,9 @@ from typing import Any, cast
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.config.slot import slot_schema
 from kvcache_core.errors import PluginError
-from kvcache_core.registry.checks import is_model
 from kvcache_core.registry.known import Kind
 from kvcache_core.registry.loading import load_target
+from kvcache_core.registry.options import is_model
 from kvcache_core.registry.registry import Registry
 
 

@@ -3,14 +3,11 @@
 import re
 from collections.abc import Iterator
 
-from pydantic import BaseModel
-
 from kvcache_core.registry.descriptors import (
     CacheTypeDescriptor,
     CommandDescriptor,
     Descriptor,
     ObserverDescriptor,
-    PluginOptions,
     StorageBackendDescriptor,
     TreeComponentDescriptor,
 )
@@ -68,6 +65,8 @@ def _target_faults(kind: Kind, name: str, field: str, target: object) -> Iterato
 
 
 def _options_faults(kind: Kind, name: str, options: object) -> Iterator[str]:
+    from kvcache_core.registry.options import PluginOptions
+
     if not isinstance(options, type) or not issubclass(options, PluginOptions):
         yield f"options of {kind} '{name}' must be a subclass of PluginOptions, not {options!r}"
 
@@ -103,8 +102,3 @@ def _command_faults(descriptor: CommandDescriptor) -> Iterator[str]:
     if descriptor.section in RESERVED_SECTIONS or not NAME.match(descriptor.section):
         yield f"section {descriptor.section!r} of command '{descriptor.name}' is taken or not a name"
     yield from _target_faults(Kind.COMMAND, descriptor.name, "section_model", descriptor.section_model)
-
-
-def is_model(candidate: object) -> bool:
-    """Whether a loaded section_model is a pydantic model class."""
-    return isinstance(candidate, type) and issubclass(candidate, BaseModel)

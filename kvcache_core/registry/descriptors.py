@@ -4,20 +4,38 @@ A factory is named as "module:attribute" and imported only when it is used, so l
 the fields are their documentation: `make docs` copies them into docs/reference/hooks.md.
 """
 
+from __future__ import annotations
+
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pydantic import BaseModel, ConfigDict
+if TYPE_CHECKING:
+    from kvcache_core.registry.options import PluginOptions
+
+__all__ = [
+    "API_VERSION",
+    "CacheTypeDescriptor",
+    "CommandDescriptor",
+    "Descriptor",
+    "ENTRY_POINT_GROUP",
+    "ObserverDescriptor",
+    "PluginOptions",
+    "StorageBackendDescriptor",
+    "TreeComponentDescriptor",
+]
 
 API_VERSION = "v1"
 ENTRY_POINT_GROUP = f"kvcache.{API_VERSION}"
 
 
-class PluginOptions(BaseModel):
-    """Base of the options a plugin takes: unknown keys are errors, values are frozen."""
+def __getattr__(name: str) -> Any:
+    # Only plugins with options pay for pydantic, and `kvcache --help` only where one of them is installed.
+    if name != "PluginOptions":
+        raise AttributeError(f"module '{__name__}' has no attribute {name!r}")
+    from kvcache_core.registry.options import PluginOptions
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    return PluginOptions
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 import kvcache_core
+from kvcache_conformance.clean_environment import CleanEnvironment
 
 Run = Callable[..., subprocess.CompletedProcess[str]]
 START = [sys.executable, "-m", "kvcache_core"]
@@ -235,6 +236,9 @@ def test_commands_of_other_packages(run: Run, site: Path):
         (["vanish"], "kvcache: error: acme-commands 1.2 (plugin 'acme-commands') is broken at stage 'factory'"),
         (["conformence"], "kvcache: error: no command 'conformence'"),
         (["confg"], "kvcache: error: no command 'confg' (did you mean 'config'?)"),
+        (["config", "valdate"], "kvcache: error: no command 'config valdate' (did you mean 'validate'?)"),
+        (["config", "frobnicate"], "kvcache: error: no command 'config frobnicate' (commands: validate, explain, show"),
+        (["plugins", "lst"], "kvcache: error: no command 'plugins lst' (did you mean 'list'?)"),
         (["plugins", "list", "--jso"], "usage:"),
     ],
 )
@@ -292,6 +296,20 @@ def test_no_command_of_the_core_imports_jax(words: list[str], tmp_path: Path):
         [sys.executable, "-c", code, *words], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
     )
     assert done.stderr == "0 []\n"
+
+
+@pytest.mark.parametrize("words", [["--help"], ["plugins", "list"], ["nonsense"]], ids=" ".join)
+def test_what_needs_no_configuration_imports_none_of_it(words: list[str], tmp_path: Path):
+    """Half of the start is pydantic. No plugin of this checkout's caches and components has options, so none asks for it."""
+    environment = CleanEnvironment(tmp_path / "site")
+    environment.link("kvcache-radix")
+    code = (
+        "import sys; from kvcache_core.cli import main\n"
+        "try: main(sys.argv[1:])\n"
+        "except SystemExit: pass\n"
+        "print(sorted(m for m in ('pydantic', 'yaml', 'kvcache_core.config') if m in sys.modules))"
+    )
+    assert environment.python("-c", code, *words, cwd=tmp_path).stdout.splitlines()[-1] == "[]"
 
 
 def test_importing_the_core_alone_is_light():
