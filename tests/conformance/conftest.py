@@ -16,7 +16,7 @@ from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.page_content import BYTES, LAYERS
 from kvcache_conformance.pool_model import NumpyPool
 from kvcache_conformance.tier_ledger import HostClaims
-from kvcache_conformance.tier_machine import TierSizes
+from kvcache_conformance.tier_steps import TierSizes
 from kvcache_conformance.tiered_world import TieredWorld
 from kvcache_conformance.transfer_script import TransferScript
 from kvcache_core import CacheConfig

@@ -9,7 +9,7 @@ import pytest
 from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Mutant
 from kvcache_conformance.request_model import RequestModel
-from kvcache_conformance.tier_machine import TierSizes
+from kvcache_conformance.tier_steps import TierSizes
 from kvcache_conformance.tiered_world import Load
 from kvcache_conformance.toy_kit import NOTICED
 from kvcache_core.contracts.locks import Refused

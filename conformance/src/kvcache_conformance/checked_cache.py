@@ -5,12 +5,13 @@ The ledger is the allocators' own journal, the content is read from device memor
 `tier_ledger` and `tiered_world`.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import final
 
 import numpy as np
 
-from kvcache_conformance.claims import Held, Match, Violation, require
+from kvcache_conformance.checks import check_account, check_content, check_destinations, check_offer, copies_of, ends_of
+from kvcache_conformance.claims import Held, Match, require
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.lru_simulator import LruSimulator
 from kvcache_conformance.page_content import page_content
@@ -18,7 +19,7 @@ from kvcache_conformance.pool_model import Journal
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
 from kvcache_conformance.tier_ledger import TierLedger
 from kvcache_core.contracts.cache import BasePrefixCache
-from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, Segment, Values
+from kvcache_core.contracts.results import Indices, InsertResult, Segment, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds, as_token_ids, floor_page
 
 POISON = -7
@@ -130,7 +131,7 @@ class CheckedCache:
         geometry = self.host.geometries[component]
         start = floor_page(geometry.first_needed(held.length), self.host.page_size)
         require(geometry.at_node_end or given.start == start, f"{about} should start at {start}")
-        self._check_content(component, [(held.extra_key, held.tokens[: end * TOKEN_BYTES]) for end in ends], indices)
+        check_content(self.host, component, [(held.extra_key, held.tokens[: end * TOKEN_BYTES]) for end in ends], indices)
         if given.indices.flags.writeable:
             given.indices.fill(POISON)
         return Segment(given.start, given.end, indices)
@@ -150,14 +151,15 @@ class CheckedCache:
         """`insert` of what requests own. Duplicates and refused stay theirs, the rest is the cache's from now on."""
         view = as_token_ids(ids).copy()
         tokens = view.tobytes()
-        ends = {name: self._ends(name, segments) for name, segments in values.items()}
+        ends = {name: ends_of(self.host, name, segments) for name, segments in values.items()}
         for name, offered in ends.items():
             assert self.request_owned[name].issuperset(offered), "the test offers pages that no request owns"
-        length = self._length_after(extra_key, tokens, {name: set(offered.values()) for name, offered in ends.items()})
+        more = {name: set(offered.values()) for name, offered in ends.items()}
+        length = self.model.longest_usable(extra_key, tokens, more) if self._reuses else 0
         private = {name: [Segment(s.start, s.end, s.indices.copy()) for s in segments] for name, segments in values.items()}
         self.forget_journals()
         raw = self.cache.insert(view, private, extra_key)
-        result = InsertResult(raw.length, _copies(raw.duplicates, ends), _copies(raw.refused, ends))
+        result = InsertResult(raw.length, copies_of(raw.duplicates, ends), copies_of(raw.refused, ends))
         view.fill(POISON)
         for segments in private.values():
             for segment in segments:
@@ -165,7 +167,10 @@ class CheckedCache:
         require(not self._moved(), "insert allocated or freed: the cache never frees a caller's index")
         require(raw.length == length, f"insert says {raw.length} tokens are usable, it should be {length}")
         for name, offered in ends.items():
-            self._settle(name, offered, result, tokens, extra_key)
+            known = {end for end in offered.values() if self.model.index_at(name, extra_key, tokens, end) is not None}
+            for index in check_offer(name, offered, known, result):
+                self.request_owned[name].remove(index)
+                self.model.put(name, extra_key, tokens[: offered[index] * TOKEN_BYTES], index)
         if self._ledger is not None:
             self._ledger.note_started(self.model)
             self.losses += self._ledger.observe("insert", self.model)
@@ -226,7 +231,7 @@ class CheckedCache:
             lost = allocator.total - allocator.n_free - len(resident) - len(requests) - len(self._in_flight(component))
             require(lost == 0, f"{lost} pages of {component!r} have no owner")
             self._check_size(component)
-            self._check_content(component, list(resident.values()), np.asarray(list(resident), np.int32))
+            check_content(self.host, component, list(resident.values()), np.asarray(list(resident), np.int32))
         for held in self.held:
             for component in held.parts:
                 self.segment(held, component)
@@ -235,56 +240,14 @@ class CheckedCache:
         self.cache.check_integrity({name: np.asarray(sorted(owned), np.int32) for name, owned in self.request_owned.items()})
 
     def _check_size(self, component: str) -> None:
-        size, allocator = self.cache.size(component), self.host.allocators[component]
+        size = self.cache.size(component)
         resident, locked = len(self.model.resident(component)), len(self.locked(component))
         about = f"of {component!r}: {size}"
-        require(sum(size[:5]) == size.total == allocator.total and min(size) >= 0, f"sizes do not sum up {about}")
-        require(size.free == allocator.n_free, f"the allocator has {allocator.n_free} free, the size {about}")
-        require(size.request_owned == len(self.request_owned[component]), f"requests own other pages than the size {about}")
-        coming = len(self._in_flight(component))
-        require(size.in_flight == coming, f"loads under way own {coming}, the size {about}")
-        require(size.evictable + size.protected == resident, f"the cache owns {resident}, the size {about}")
+        owned, coming = len(self.request_owned[component]), len(self._in_flight(component))
+        check_account(size, self.host.allocators[component], owned, coming, resident, about)
         # A window may begin inside a node, which is then held whole.
         exact = self.host.geometries[component].prefix_closed or not (self.held | self.waiting)
         require(size.protected == locked if exact else size.protected >= locked, f"locks cover {locked}, the size {about}")
-
-    def _check_content(self, component: str, keys: Sequence[PageKey], indices: Indices) -> None:
-        pages = self.host.peek(component, indices)
-        for (extra_key, prefix), page, index in zip(keys, pages, indices.tolist(), strict=True):
-            if not np.array_equal(page, page_content(extra_key, component, prefix)):
-                end = len(prefix) // TOKEN_BYTES
-                raise Violation(f"page {index} of {component!r} should hold the prefix of {end} tokens and holds something else")
-
-    def _ends(self, component: str, segments: Sequence[Segment]) -> dict[int, int]:
-        """The end position of every offered index."""
-        page, ends = self.host.page_size, dict[int, int]()
-        for segment in segments:
-            if self.host.geometries[component].at_node_end:
-                ends[int(segment.indices[0])] = segment.end
-            else:
-                ends |= {index: segment.start + (i + 1) * page for i, index in enumerate(segment.indices.tolist())}
-        return ends
-
-    def _length_after(self, extra_key: ExtraKey, tokens: bytes, offered: Mapping[str, set[int]]) -> int:
-        return self.model.longest_usable(extra_key, tokens, offered) if self._reuses else 0
-
-    def _settle(self, name: str, offered: Mapping[int, int], result: InsertResult, tokens: bytes, extra_key: ExtraKey) -> None:
-        duplicates: list[int] = result.duplicates[name].tolist()
-        refused: list[int] = result.refused[name].tolist()
-        back = duplicates + refused
-        require(len(set(back)) == len(back) and set(back) <= offered.keys(), f"insert gave back {back} of {list(offered)}")
-        for index, end in offered.items():
-            if end > result.length:
-                require(index in refused, f"the page of {name!r} to {end} lies beyond {result.length} and is not refused")
-                continue
-            known = self.model.index_at(name, extra_key, tokens, end) is not None
-            require(
-                (index in duplicates) == known, f"the page of {name!r} to {end} was known: {known}; its duplicates: {duplicates}"
-            )
-            require(index not in refused, f"the page of {name!r} to {end} is usable and was refused")
-            if not known:
-                self.request_owned[name].remove(index)
-                self.model.put(name, extra_key, tokens[: end * TOKEN_BYTES], index)
 
     def learn(self, call: str, locked: Mapping[str, set[int]], *, forgets: bool = False) -> dict[str, list[PageKey]]:
         """After a call that may free: the pages the cache lost, by component. `locked`: what it could not take."""
@@ -302,7 +265,7 @@ class CheckedCache:
             gone[name] = [self.model.drop(name, index) for index in owned]
         self.losses += any(gone.values())
         if self._ledger is not None:
-            self._ledger.land(self.model, freed, self._waited_for())
+            self._ledger.land(self.model, freed, self.waiting)
             self.losses += self._ledger.observe(call, self.model, forgets=forgets)
         return gone
 
@@ -317,23 +280,8 @@ class CheckedCache:
             require(not any(journal.taken for journal in journals.values()), f"{call} allocated")
             return {name: set() for name in journals}
         ended = ledger.ended_loads()
-        started = ledger.note_started(self.model)
-        for name, journal in journals.items():
-            wanted = sorted(
-                index for copy in started if copy.direction == "load" and copy.component == name for index in copy.device
-            )
-            spare = set(journal.taken) - set(wanted)
-            require(set(wanted) <= set(journal.taken), f"{call} loads into {wanted} of {name!r}, not all of which it allocated")
-            require(spare <= set(journal.freed), f"{call} allocated {spare} of {name!r} for nothing")
-        return {name: ended[name] for name in journals}
-
-    def _waited_for(self) -> set[tuple[str, PageKey]]:
-        return {
-            (name, (held.extra_key, held.tokens[: end * TOKEN_BYTES]))
-            for held in self.waiting
-            for name in self.host.geometries
-            for end in self.model.needed_ends(name, held.length)
-        }
+        check_destinations(call, ledger.note_started(self.model), journals)
+        return ended
 
     def _in_flight(self, component: str) -> Mapping[int, PageKey]:
         return {} if self._ledger is None else self._ledger.in_flight(component)
@@ -346,9 +294,3 @@ class CheckedCache:
 
     def _moved(self) -> bool:
         return any(journal.taken or journal.freed for journal in self._journals().values())
-
-
-def _copies(given: Mapping[str, Indices], names: Mapping[str, object]) -> dict[str, Indices]:
-    unknown = set(given) - set(names)
-    require(not any(len(given[name]) for name in unknown), f"insert gave back indices of {unknown}, which were not offered")
-    return {name: given.get(name, NO_INDICES).copy() for name in names}

@@ -11,7 +11,7 @@ from typing import NamedTuple, final
 
 import numpy as np
 
-from kvcache_conformance.claims import require
+from kvcache_conformance.claims import Held, require
 from kvcache_conformance.page_content import page_content
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
 from kvcache_conformance.transfer_script import ScriptedCopy, TransferScript
@@ -91,9 +91,15 @@ class TierLedger:
             self.events[f"{copy.direction} started"] += 1
         return started
 
-    def land(self, model: PrefixModel, freed: Mapping[str, Collection[int]], locked: Collection[tuple[str, PageKey]]) -> None:
-        """Loads that ended in the last call: each page is the cache's now, or was freed for a reason. `locked`: pages of tickets
-        that still wait."""
+    def land(self, model: PrefixModel, freed: Mapping[str, Collection[int]], waiting: Collection[Held]) -> None:
+        """Loads that ended in the last call: each page is the cache's now, or was freed for a reason. `waiting`: the locks of
+        tickets that still wait."""
+        locked = {
+            (name, (held.extra_key, held.tokens[: end * TOKEN_BYTES]))
+            for held in waiting
+            for name in model.geometries
+            for end in model.needed_ends(name, held.length)
+        }
         for copy in self.script.take_ended():
             self.events["cancelled" if copy.cancelled else f"{copy.direction} {'ok' if copy.ok else 'failed'}"] += 1
             keys = self._keys[copy]

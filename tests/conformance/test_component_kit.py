@@ -1,0 +1,131 @@
+"""TreeComponentTests pass on the bare geometries of the kit, and each of its tests notices a component that is wrong there."""
+
+import pytest
+
+from kvcache_conformance.geometries import FULL, RECURRENT, SWA, geometry_of
+from kvcache_conformance.tree_component_tests import TreeComponentTests
+from kvcache_core.contracts.component import TreeComponent
+
+
+class TestFullGeometry(TreeComponentTests):
+    spec = FULL
+    prefix_closed = True
+
+    def make_component(self, tiers):
+        return geometry_of(self.spec, tiers)
+
+    def needs(self, length, position):
+        return True
+
+
+class TestWindowGeometry(TestFullGeometry):
+    spec = SWA
+    prefix_closed = False
+
+    def needs(self, length, position):
+        # The next token sits at `length` and sees `window` tokens, itself included.
+        return length - position < self.spec.window
+
+
+class TestStateGeometry(TestFullGeometry):
+    spec = RECURRENT
+    prefix_closed = False
+    at_node_end = True
+
+    def needs(self, length, position):
+        return position == length - 1
+
+
+class Window(TreeComponent):
+    """A window of 6 with one thing wrong."""
+
+    def __init__(self, name, tiers, first_needed=lambda length: max(0, length - 5)):
+        super().__init__(name, tiers)
+        self._first_needed = first_needed
+
+    def first_needed(self, length):
+        return self._first_needed(length)
+
+
+def kit_of(make):
+    class Kit(TestWindowGeometry):
+        def make_component(self, tiers):
+            return make(tiers)
+
+    return Kit()
+
+
+def growing():
+    lengths = []
+
+    def first_needed(length):
+        lengths.append(length)
+        return max(0, length - 5) + (len(lengths) > 100)
+
+    return first_needed
+
+
+class ClosedWindow(Window):
+    prefix_closed = True
+
+
+class EndWindow(Window):
+    at_node_end = True
+
+
+WRONG = {
+    "test_it_has_the_name_that_the_host_gave_it": lambda tiers: Window("window", tiers),
+    "test_its_constants": lambda tiers: ClosedWindow("swa", tiers),
+    "test_first_needed_is_the_first_position_that_is_read": lambda tiers: Window("swa", tiers, lambda n: max(0, n - 6)),
+    "test_first_needed_lies_within_the_prefix": lambda tiers: Window("swa", tiers, lambda n: n - 5),
+    "test_first_needed_never_decreases": lambda tiers: Window("swa", tiers, lambda n: n % 1000),
+    "test_first_needed_is_a_plain_number_and_remembers_nothing": lambda tiers: Window("swa", tiers, float),
+    "test_prefix_closed_means_that_everything_is_read": lambda tiers: ClosedWindow("swa", tiers),
+    "test_at_node_end_means_that_the_last_position_stands_for_all": lambda tiers: EndWindow("swa", tiers),
+}
+
+
+@pytest.mark.parametrize("name", WRONG)
+def test_a_wrong_component_is_noticed(name):
+    getattr(kit_of(lambda tiers: Window("swa", tiers)), name)()
+    with pytest.raises(AssertionError):
+        getattr(kit_of(WRONG[name]), name)()
+
+
+def test_a_component_with_a_memory_is_noticed():
+    first_needed = growing()
+    kit = kit_of(lambda tiers: Window("swa", tiers, first_needed))
+    with pytest.raises(AssertionError):
+        kit.test_first_needed_is_a_plain_number_and_remembers_nothing()
+
+
+class Forgetful:
+    """Tiers that a component put in front of the right ones."""
+
+    def __init__(self, tiers):
+        self.tiers = tiers
+
+    def write_through(self, node):
+        self.tiers.write_back(node)
+
+    def write_back(self, node):
+        self.tiers.write_back(node)
+
+    def prefetch(self, node, indices):
+        self.tiers.prefetch(node, indices.copy())
+
+
+def test_hooks_that_mix_things_up_are_noticed():
+    with pytest.raises(AssertionError):
+        kit_of(lambda tiers: Window("swa", Forgetful(tiers))).test_its_hooks_hand_on_exactly_what_they_get()
+
+
+def test_tiers_that_are_shared_are_noticed():
+    shared = []
+
+    def make(tiers):
+        shared.append(tiers)
+        return Window("swa", shared[0])
+
+    with pytest.raises(AssertionError):
+        kit_of(make).test_two_components_share_nothing()
