@@ -1,15 +1,23 @@
 """`kvcache run` as its user meets it, on a tiny real model: results, bad input, Ctrl-C."""
 
+import io
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from kvcache_core.cli import main
+from kvcache_engine.report import request_table
+from kvcache_engine.results import RequestResult
+from kvcache_engine.run import Working
+from kvcache_engine.screen import Screen
+from kvcache_engine.view import ProgressView
 
 CONFIG = """\
 cache_type: {cache_type}
@@ -80,6 +88,69 @@ def test_the_json_holds_every_request_in_order(folder, capsys):
     assert "hit rate" in printed.out
     assert "again" in printed.out
     assert "text: 0 of" in printed.err
+
+
+def test_hicache_is_shown_at_start_and_at_the_end(folder, capsys):
+    long = [
+        {"id": f"{turn}.{name}", "prompt": f"{name} {SYSTEM * 2}", "max_tokens": 4} for turn in range(2) for name in ("ada", "bo")
+    ]
+    flags = ["--hicache-ratio", "3", "--set", "engine.max_running=1"]
+    status, data = run(folder(long, cache_type="unified_radix_cache", device_tokens=240), *flags)
+    assert status == 0
+    summary, tokens = data["summary"], sum(r["cached_tokens"]["host"] for r in data["requests"])
+    page_bytes = 2 * 2 * 16 * 2 * 32 * 4  # keys and values, layers, tokens, heads, head_dim, float32
+    assert summary["tiers"] == {
+        "device": {"pages": 15, "bytes": 15 * page_bytes},
+        "host": {"pages": 45, "bytes": 45 * page_bytes},
+    }
+    assert tokens == summary["cached_tokens"]["host"] > 0
+    for direction, counter in (("d2h", "host_written_tokens"), ("h2d", "host_loaded_tokens")):
+        moved = summary["movements"][direction]
+        assert moved["bytes"] == summary["cache"][counter] // 16 * page_bytes > 0
+        assert moved["bytes_per_s"] == pytest.approx(moved["bytes"] / moved["seconds"])
+    assert summary["movements"]["store"] == {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
+    printed = capsys.readouterr()
+    assert "cache   unified_radix_cache, page size 16" in printed.err
+    assert "tiers   L1 15 pages (240.0 KiB), L2 45 pages (720.0 KiB)" in printed.err
+    assert "hicache L1 to L2 on insert, L2 to L3 never; per_page host memory, future waits; storage none" in printed.err
+    assert re.search(r"1\.ada: \d+ of \d+ prompt tokens cached \((device \d+, )?host \d+\)", printed.err)
+    for line in ("L1 to L2", "L2 to L1", "evicted", "dropped"):
+        assert line in printed.out
+    assert f"host {tokens}," in printed.out
+
+
+def test_warnings_of_the_cache_are_shown_even_to_the_quiet(folder, capsys):
+    config = folder(PROMPTS[:1], cache_type="unified_radix_cache")
+    assert main(["run", str(config), "--quiet", "--hicache-ratio", "0.5"]) == 0
+    printed = capsys.readouterr()
+    assert printed.out == ""
+    assert "warning: L2 holds 20 pages" in printed.err
+
+
+@pytest.mark.parametrize("width", [140, 80])
+def test_numbers_are_never_wrapped_or_cut(width):
+    result = RequestResult(
+        "chiara#4", 10557, {"device": 10464, "host": 10064, "storage": 0}, 10029, 0, 22.31, [1], "long " * 90, "length", None
+    )
+    console = Console(width=width, file=io.StringIO())
+    console.print(request_table([result] * 3))
+    lines = console.file.getvalue().rstrip().splitlines()
+    assert len([line for line in lines if line.strip()]) == 5  # head, rule, three rows
+    for number in ("10557", "10464", "10064", "10029", "22.31 s", "length"):
+        assert console.file.getvalue().count(f" {number} ") == 3
+
+
+def test_a_long_load_is_said(capsys, monkeypatch):
+    now = iter([0.0, 1.0, 2.5, 3.0, 9.0])
+    monkeypatch.setattr("kvcache_engine.view.monotonic", lambda: next(now))
+    with Screen(quiet=False) as screen:
+        view = ProgressView(screen)
+        for _ in range(4):
+            view.working(Working(waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
+        view.working(Working(waiting=1, running=2, loading=1, pages_loading=32, tokens=7))  # the other one runs
+        view.working(Working(waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
+    said = capsys.readouterr().err
+    assert said == "still loading: 2 running, 2 of them loading 64 pages, 1 waiting, 7 tokens through the model\n"
 
 
 def test_flags_win_over_the_file_and_quiet_is_quiet(folder, capsys):
