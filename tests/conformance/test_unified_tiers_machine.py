@@ -15,7 +15,7 @@ def test_the_machine_finds_nothing_with_full_attention(tiered):
     assert not not_reached(runs[0] + runs[1], [*BESIDE, *TIER_EVENTS])
 
 
-@pytest.mark.parametrize("components", [(FULL, SWA), (FULL, RECURRENT), (FULL, SWA, RECURRENT)])
+@pytest.mark.parametrize("components", [(FULL, SWA), (FULL, RECURRENT), (SWA, RECURRENT), (FULL, SWA, RECURRENT)])
 def test_the_machine_finds_nothing_with_more_components(tiered, components):
     events = run_tier_machine(lambda sizes: tiered(sizes, components), examples=50, steps=12, seed=0)
     assert not not_reached(events, ["loads", "load ok", "write ok", "write failed", "round trip", "load under pressure"])
