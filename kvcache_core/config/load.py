@@ -63,7 +63,10 @@ def load_config(path: Path | str | None, overrides: Sequence[Override] = (), reg
         sources = ConfigSources({} if document is None else document.data, document, overrides)
         config, sections = _validate(sources, registry, folder)
     except InvalidConfigError as error:
-        raise InvalidConfigError(tuple(sorted((*problems, *error.problems), key=_reading_order))) from error
+        # What could not be read stands as None in the data; that None is wrong there as well is no news.
+        unread = {problem.place for problem in problems}
+        more = [problem for problem in error.problems if problem.place not in unread]
+        raise InvalidConfigError(tuple(sorted((*problems, *more), key=_reading_order))) from error
     if problems:
         raise InvalidConfigError(problems)
     return LoadedConfig(config, sections, folder, None if path is None else Path(path), sources)

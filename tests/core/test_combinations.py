@@ -119,6 +119,7 @@ def table() -> str:
 
 
 def test_table_is_as_agreed():
+    """FAULTS C4."""
     assert table() == GOLDEN.read_text()
 
 
@@ -160,6 +161,7 @@ def test_model_class_that_contradicts_the_host_is_refused():
 
 
 def test_full_attention_with_only_chunk_says_what_to_install():
+    """FAULTS C4."""
     with pytest.raises(MissingPluginError) as caught:
         resolve(CacheConfig(), usual_model("full_attention"), registry_of("chunk_cache"))
     assert "pip install kvcache-unified-hicache" in str(caught.value)
@@ -168,6 +170,7 @@ def test_full_attention_with_only_chunk_says_what_to_install():
 
 
 def test_a_broken_default_is_fatal_although_another_would_work():
+    """FAULTS C2."""
     everything_but = registry_of(*(name for name in ALL if name != "unified_radix_cache"), broken=("unified_radix_cache",))
     with pytest.raises(PluginError, match=r"unified_radix_cache, a default for full_attention.*kvcache-unified-hicache 0\.1\.0"):
         resolve(CacheConfig(), usual_model("full_attention"), everything_but)
@@ -175,6 +178,7 @@ def test_a_broken_default_is_fatal_although_another_would_work():
 
 
 def test_a_duplicate_and_another_api_version_are_fatal_like_a_broken_import():
+    """FAULTS C3."""
     one = record_of("unified_radix_cache")
     fork = PluginRecord(PluginSource("fork", "fork", "kvcache.v1", "acme-fork", "2.0"), offers=one.offers)
     old = PluginRecord(

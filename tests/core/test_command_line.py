@@ -100,6 +100,7 @@ def test_validate(run: Run, config: Path):
 
 
 def test_validate_shows_every_problem_and_exits_2(run: Run, config: Path):
+    """FAULTS C1."""
     config.write_text("page_siz: 8\ncache_type: [1]\n")
     done = run("config", "validate", "cache.yaml")
     assert (done.returncode, done.stdout) == (2, "")
@@ -117,11 +118,13 @@ def test_validate_shows_every_problem_and_exits_2(run: Run, config: Path):
 
 
 def test_missing_file(run: Run):
+    """FAULTS C1."""
     done = run("config", "validate", "nowhere.yaml")
     assert (done.returncode, done.stderr) == (2, "nowhere.yaml: no such file\n")
 
 
 def test_a_combination_that_cannot_work_is_located_too(run: Run, config: Path):
+    """FAULTS C4."""
     config.write_text("page_size: 8\ncache_type: chunk_cache\nhicache: {}\n")
     done = run("config", "validate", "cache.yaml")
     assert done.returncode == 2
@@ -212,6 +215,7 @@ def test_doctor_imports_what_plugins_name(run: Run, site: Path):
 
 
 def test_a_broken_plugin_harms_nothing_unless_strict(run: Run, config: Path, site: Path):
+    """FAULTS C2."""
     assert run("config", "validate", "cache.yaml", site=site).returncode == 0
     for words in (
         ["--strict-plugins", "config", "validate", "cache.yaml"],

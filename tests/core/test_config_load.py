@@ -70,6 +70,7 @@ def _fails(load: Callable[..., LoadedConfig], text: str, registry: Registry | No
 
 
 def test_everything_wrong_is_reported_at_once_in_reading_order(load: Callable[..., LoadedConfig]):
+    """FAULTS C1."""
     said = _fails(
         load,
         """\
@@ -153,7 +154,14 @@ future work; remove hicache
     ids=str,
 )
 def test_fault_has_its_place(load: Callable[..., LoadedConfig], text: str, said: str):
+    """FAULTS C1."""
     assert said in _fails(load, text)
+
+
+def test_what_cannot_be_read_is_reported_once(load: Callable[..., LoadedConfig]):
+    with pytest.raises(InvalidConfigError) as caught:
+        load("page_size: 010\nhicache: {ratio: !x 1}\n")
+    assert [problem.loc for problem in caught.value.problems] == [("page_size",), ("hicache", "ratio")]
 
 
 def test_nested_aliases_end(load: Callable[..., LoadedConfig]):
@@ -165,6 +173,7 @@ def test_nested_aliases_end(load: Callable[..., LoadedConfig]):
     ("prepare", "said"), [("nothing", "no such file"), ("folder", "cannot be read"), ("latin", "is not UTF-8")]
 )
 def test_unreadable_file(tmp_path: Path, prepare: str, said: str):
+    """FAULTS C1."""
     path = tmp_path / "cache.yaml"
     if prepare == "folder":
         path.mkdir()
@@ -266,12 +275,14 @@ def test_absent_section_is_absent(load: Callable[..., LoadedConfig], with_sectio
     ],
 )
 def test_section_faults_have_places(load: Callable[..., LoadedConfig], with_section: Registry, text: str, said: str):
+    """FAULTS C1."""
     assert said in _fails(load, text, with_section)
 
 
 def test_section_whose_model_cannot_be_imported_names_the_plugin(
     load: Callable[..., LoadedConfig], plugin: Callable[..., PluginSource]
 ):
+    """FAULTS C2."""
     broken = plugin("host", SECTION_PLUGIN.replace("{__name__}:Engine", "{__name__}_gone:Engine"))
     said = _fails(load, "host: {model: x}\n", Registry(discover([broken])))
     assert "1:1: host: acme-host 1.0 (plugin 'host') is broken at stage 'factory'" in said
@@ -318,6 +329,7 @@ def test_a_broken_default_is_located_too(load: Callable[..., LoadedConfig]):
 
 
 def test_a_key_given_twice_is_reported_beside_everything_else(tmp_path):
+    """FAULTS C1."""
     path = tmp_path / "cache.yaml"
     path.write_text("page_size: 0\npage_size: 2\ncache_typ: x\n", encoding="utf-8")
     with pytest.raises(InvalidConfigError) as info:

@@ -88,6 +88,7 @@ def test_null_mode_has_two_spellings(mode: Any):
     ids=str,
 )
 def test_refused_at_the_field_that_is_wrong(values: dict[str, Any], field: str):
+    """FAULTS C1, C4."""
     assert [loc for loc, _ in _errors(values)] == [field]
     with pytest.raises(InvalidConfigError) as caught:
         config_from_mapping(values)
@@ -176,6 +177,7 @@ def test_none_is_no_storage(off: Any, everything: Registry):
     ids=str,
 )
 def test_slot_faults_stand_at_their_own_path(storage: Any, field: str, text: str, everything: Registry):
+    """FAULTS C1, C2."""
     with pytest.raises(InvalidConfigError) as caught:
         config_from_mapping({"hicache": {"storage": storage}}, everything)
     (problem,) = caught.value.problems

@@ -51,6 +51,7 @@ def kvcache_cache_types():
     ],
 )
 def test_broken_plugin_is_recorded_with_its_stage(found: Found, body: str, stage: Stage, error: str):
+    """FAULTS C2, C3."""
     record = found(body)
     assert record.stage is stage
     assert record.error is not None and error in record.error
@@ -144,6 +145,7 @@ def test_a_name_offered_twice_by_one_plugin_is_refused(found: Found):
 
 
 def test_plugin_of_another_api_version_is_named_without_being_imported(plugin: MakePlugin):
+    """FAULTS C3."""
     source = plugin("future", "raise AssertionError('imported')", group="kvcache.v2")
     registry = Registry(discover([source]))
     (record,) = registry.records
@@ -155,6 +157,7 @@ def test_plugin_of_another_api_version_is_named_without_being_imported(plugin: M
 
 
 def test_broken_plugins_leave_the_good_one_alone(plugin: MakePlugin):
+    """FAULTS C2."""
     bad = ["1 / 0", "", "@hookimpl\ndef kvcache_nothing():\n    return []", "raise SystemExit"]
     sources = [plugin(f"bad{i}", body) for i, body in enumerate(bad)]
     registry = Registry(discover([*sources[:2], plugin("good", GOOD), *sources[2:]]))
@@ -175,6 +178,7 @@ def test_order_does_not_depend_on_the_order_of_the_environment(plugin: MakePlugi
 
 
 def test_duplicates_across_real_modules(plugin: MakePlugin):
+    """FAULTS C3."""
     registry = Registry(discover([plugin("one", GOOD), plugin("two", GOOD)]))
     with pytest.raises(DuplicateNameError, match=r"acme-one 1\.0 .* and acme-two 1\.0"):
         registry.cache_type("good_cache")

@@ -184,11 +184,13 @@ def test_short_form_in_the_file_takes_an_option_from_a_flag(load: Load):
     ids=str,
 )
 def test_fault_is_located_at_its_flag(load: Load, flags: str, text: str | None, said: str):
+    """FAULTS C1."""
     (first,) = _fails(load, flags, text)
     assert first.startswith(said)
 
 
 def test_faults_of_flags_and_file_come_together(load: Load):
+    """FAULTS C1."""
     said = _fails(load, "--page-size many", "hicahe: 1\n")
     assert len(said) == 2
 

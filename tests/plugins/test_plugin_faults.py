@@ -49,6 +49,7 @@ BROKEN = {
     ],
 )
 def test_missing_names_the_pip_command_of_ours_only(core_alone: CleanEnvironment, folder: Path, words, file: str, said: str):
+    """FAULTS C2."""
     (folder / "cache.yaml").write_text(file + "\n")
     done = core_alone.kvcache("config", "validate", "cache.yaml", *words, cwd=folder)
     assert done.returncode == 2
@@ -80,6 +81,7 @@ def test_missing_command_names_the_pip_command(core_alone: CleanEnvironment, fol
     ],
 )
 def test_broken_names_distribution_version_stage_and_exception(sick: CleanEnvironment, folder: Path, kind: str, whose: str):
+    """FAULTS C2."""
     (folder / "cache.yaml").write_text(f"hicache:\n  storage: {kind}\n")
     done = sick.kvcache("config", "validate", "cache.yaml", cwd=folder)
     stage, error = BROKEN[whose]
@@ -90,6 +92,7 @@ def test_broken_names_distribution_version_stage_and_exception(sick: CleanEnviro
 
 
 def test_duplicate_names_both_distributions_and_uses_neither(sick: CleanEnvironment, folder: Path):
+    """FAULTS C3."""
     done = sick.kvcache("config", "validate", "cache.yaml", "--hicache-storage", "twin", cwd=folder)
     assert done.returncode == 2
     assert done.stdout == (
@@ -107,6 +110,7 @@ def test_broken_cache_type_and_command(sick: CleanEnvironment, folder: Path):
 
 
 def test_a_default_that_is_broken_is_not_passed_over(broken_radix: CleanEnvironment, folder: Path):
+    """FAULTS C2."""
     (folder / "cache.yaml").write_text("page_size: 8\n")
     done = broken_radix.kvcache("config", "validate", "cache.yaml", cwd=folder)
     assert done.returncode == 2
@@ -152,6 +156,7 @@ def test_missing_factory_is_named_when_it_is_used(sick: CleanEnvironment, folder
 
 
 def test_list_shows_every_broken_plugin_and_exits_0(sick: CleanEnvironment, folder: Path):
+    """FAULTS C2, C3."""
     done = sick.kvcache("plugins", "list", "--json", cwd=folder)
     assert done.returncode == 0
     plugins = json.loads(done.stdout)["plugins"]
@@ -170,6 +175,7 @@ def test_list_shows_every_broken_plugin_and_exits_0(sick: CleanEnvironment, fold
 
 
 def test_everything_else_works(sick: CleanEnvironment, folder: Path):
+    """FAULTS C2."""
     done = sick.kvcache("config", "validate", "cache.yaml", cwd=folder)
     assert (done.returncode, done.stdout.startswith("cache.yaml: valid; chunk_cache")) == (0, True)
     done = sick.kvcache("config", "explain", cwd=folder)
