@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import dataclass
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from kvcache_core.config.model import CacheConfig, HiCacheConfig
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.engine import Engine, build_engine
 from kvcache_engine.request import Phase, Request, RequestSpec, Sampling
+from kvcache_radix.node import Node
 from kvcache_radix.store import NodeStore
 
 LIMIT = 1e-6
@@ -30,8 +32,8 @@ class Row:
 
     @property
     def hicache(self) -> HiCacheConfig:
-        persist = {"persist_on": "never"}
-        return HiCacheConfig(ratio=6.0, backup_on=self.on, async_impl=self.waits, host_pool=self.pool, **persist)
+        settings = {"backup_on": self.on, "persist_on": "never", "async_impl": self.waits, "host_pool": self.pool}
+        return HiCacheConfig.model_validate({"ratio": 6.0, **settings})
 
 
 PRODUCT = [
@@ -250,7 +252,7 @@ def test_a_foreign_page_in_host_memory_is_seen(qwen3, pool):
 
     assert repeat() <= LIMIT
     engine.cache.evict("full", engine.cache.size("full").total)
-    host = engine.cache._host._pools[0]
+    host = cast(Any, engine.cache)._host._pools[0]
     mine, theirs = (host_slots(engine, ids)[1:2] for ids in (text, other))
     [batch] = host.get(theirs).batches()
     host.put(mine, batch.pages, batch.positions.tolist().index(0))
@@ -260,8 +262,8 @@ def test_a_foreign_page_in_host_memory_is_seen(qwen3, pool):
 
 def host_slots(engine: Engine, ids) -> np.ndarray:
     """The slots of host memory that hold `ids`, by page."""
-    node, parts = engine.cache.match_prefix(ids).handle, []
+    node, parts = cast("Node | None", engine.cache.match_prefix(ids).handle), []
     while node is not None and node.parent is not None:
-        parts.insert(0, np.frombuffer(node.cells[0].host, np.int32))
+        parts.insert(0, np.frombuffer(node.cells[0].host or b"", np.int32))
         node = node.parent
     return np.concatenate(parts)

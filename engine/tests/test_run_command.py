@@ -132,12 +132,12 @@ def test_numbers_are_never_wrapped_or_cut(width):
     result = RequestResult(
         "chiara#4", 10557, {"device": 10464, "host": 10064, "storage": 0}, 10029, 0, 22.31, [1], "long " * 90, "length", None
     )
-    console = Console(width=width, file=io.StringIO())
-    console.print(request_table([result] * 3))
-    lines = console.file.getvalue().rstrip().splitlines()
+    printed = io.StringIO()
+    Console(width=width, file=printed).print(request_table([result] * 3))
+    lines = printed.getvalue().rstrip().splitlines()
     assert len([line for line in lines if line.strip()]) == 5  # head, rule, three rows
     for number in ("10557", "10464", "10064", "10029", "22.31 s", "length"):
-        assert console.file.getvalue().count(f" {number} ") == 3
+        assert printed.getvalue().count(f" {number} ") == 3
 
 
 def test_a_long_load_is_said(capsys, monkeypatch):
