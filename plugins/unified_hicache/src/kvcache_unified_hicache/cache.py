@@ -13,6 +13,7 @@ from kvcache_core.contracts.locks import Lock, Refused, Ticket
 from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, MatchResult, SizeInfo, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds
 from kvcache_core.deps import CacheDeps
+from kvcache_core.errors import ConfigError
 from kvcache_radix.integrity import check_ownership, check_tree
 from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reach import reach
@@ -270,5 +271,16 @@ class UnifiedRadixCache(BasePrefixCache):
 
 
 def make(config: CacheConfig, deps: CacheDeps) -> UnifiedRadixCache:
-    """The factory named by the descriptor."""
+    """The factory named by the descriptor.
+
+    Raises:
+        ConfigError: `hicache.storage` asks for L3, which this version does not have: a configured store that is never read or
+            written would be a silent permanent miss. Or the memory for L2 is not there.
+    """
+    if config.hicache is not None and config.hicache.storage is not None:
+        raise ConfigError(
+            f"unified_radix_cache has no storage tier (L3) yet, so 'storage: {config.hicache.storage.kind}' would never be used; "
+            "set storage: none",
+            path=("hicache", "storage"),
+        )
     return UnifiedRadixCache(config, deps)
