@@ -167,11 +167,14 @@ class TierMachine(TierSteps):
         """The device is full but evictable; the evicted want room in the host, where the prefix is that is being loaded."""
         prompt = self.sequence(s.drafts[0])
         self.put_in_host(prompt, s.extra_key)
+        full = False
         for number, draft in enumerate(s.drafts[1:] * 3):
+            if full:
+                break
             request = self.admit((self.sequence(draft) * MAX_TOKENS)[:MAX_TOKENS], (b"other", bytes([number])))
             if request is not None:
                 self.run(request, "finish")
-        full = any(allocator.n_free <= 2 for allocator in self.world.host.allocators.values())
+            full = any(allocator.n_free <= 2 for allocator in self.world.host.allocators.values())
         if s.flag:
             self.tiered.script.hold_back()
         asked = self.ask([*prompt, 1], s.extra_key)

@@ -136,7 +136,7 @@ class TieredWorld:
         self.loads.remove(load)
         self.checked.waiting.remove(load.held)
         self.checked.held.add(load.held)
-        self.ledger.events["load ok" if ok else "load not ok"] += 1
+        self.ledger.events["ticket ok" if ok else "ticket not ok"] += 1
         if ok:
             for name in self.host.geometries:
                 self.checked.segment(load.held, name)
