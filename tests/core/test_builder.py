@@ -43,6 +43,9 @@ class FewPages:
 class OnePool:
     identity = b"test"
 
+    def host_struct(self) -> Any:
+        return None
+
     def gather(self, buffers: Any, indices: Indices) -> Any:
         return buffers[indices]
 
