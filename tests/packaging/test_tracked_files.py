@@ -8,9 +8,7 @@ import pytest
 
 # Written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:root|work|home|tmp|Users)/[\w.]")
-PACKAGE_INDEX = re.compile(
-    r"(?:index|find)[-_](?:url|links)\b|https?://[^\s/]*(?:pypi|pythonhosted|npmjs|registry)\b", re.IGNORECASE
-)
+PACKAGE_INDEX = re.compile(r"(?:index|find)[-_](?:url|links)\b|https?://[^\s/]*registry\b|/simple/", re.IGNORECASE)
 GUESSING = re.compile(r"\bhasattr[(]")
 
 
@@ -50,6 +48,7 @@ def test_no_tracked_file_holds_it(tracked, pattern, suffix):
         (MACHINE_PATH, 'open("/home/x/a")'),
         (PACKAGE_INDEX, "--index-url x"),
         (PACKAGE_INDEX, "https://my.registry/x"),
+        (PACKAGE_INDEX, "https://mirror.example/simple/"),
         (GUESSING, "hasattr(a, b)"),
     ],
 )
