@@ -1,5 +1,7 @@
 """UnifiedRadixCache with a host tier under the state machine: copies end when, in which order and how hypothesis says."""
 
+from collections import Counter
+
 import pytest
 
 from kvcache_conformance.geometries import FULL, RECURRENT, SWA
@@ -7,18 +9,30 @@ from kvcache_conformance.prefix_cache_machine import not_reached
 from kvcache_conformance.tier_machine import run_tier_machine
 from kvcache_conformance.tier_steps import TIER_EVENTS
 
+SEEDS = 8
+"""hypothesis draws differently in another version or order of tests, so a seed may miss a situation: then the next one is run too."""
+
 BESIDE = ("hit", "short of pages", "preempted", "race with duplicates", "branch inside a lock", "stale match refused")
 
 
 def test_the_machine_finds_nothing_with_full_attention(tiered):
-    runs = [run_tier_machine(lambda sizes: tiered(sizes, (FULL,)), examples=250, steps=12, seed=seed) for seed in (0, 1)]
-    assert not not_reached(runs[0] + runs[1], [*BESIDE, *TIER_EVENTS])
+    events = Counter[str]()
+    for seed in range(SEEDS):
+        events += run_tier_machine(lambda sizes: tiered(sizes, (FULL,)), examples=250, steps=12, seed=seed)
+        if seed and not not_reached(events, [*BESIDE, *TIER_EVENTS]):
+            break
+    assert not not_reached(events, [*BESIDE, *TIER_EVENTS])
 
 
 @pytest.mark.parametrize("components", [(FULL, SWA), (FULL, RECURRENT), (SWA, RECURRENT), (FULL, SWA, RECURRENT)])
 def test_the_machine_finds_nothing_with_more_components(tiered, components):
-    events = run_tier_machine(lambda sizes: tiered(sizes, components), examples=50, steps=12, seed=0)
-    assert not not_reached(events, ["loads", "load ok", "write ok", "write failed", "round trip", "load under pressure"])
+    wanted = ["loads", "load ok", "write ok", "write failed", "round trip", "load under pressure"]
+    events = Counter[str]()
+    for seed in range(SEEDS):
+        events += run_tier_machine(lambda sizes: tiered(sizes, components), examples=50, steps=12, seed=seed)
+        if not not_reached(events, wanted):
+            break
+    assert not not_reached(events, wanted)
 
 
 @pytest.mark.slow

@@ -39,11 +39,14 @@ class Screen:
     def __enter__(self) -> "Screen":
         # What the core and plugins have to say comes through logging; the root logger is the application's, which we are.
         logging.getLogger().addHandler(self._warnings)
-        self._progress.start()
+        # Not even stopped where it shows nothing: some versions of rich end with an empty line all the same.
+        if not self._progress.disable:
+            self._progress.start()
         return self
 
     def __exit__(self, _type: type[BaseException] | None, _error: BaseException | None, _trace: TracebackType | None) -> None:
-        self._progress.stop()
+        if not self._progress.disable:
+            self._progress.stop()
         logging.getLogger().removeHandler(self._warnings)
 
     @property

@@ -154,9 +154,9 @@ def test_any_order_of_calls(machine):
     seen: Counter[str] = Counter()
     counted = type("Counted", (machine,), {"seen": seen})
     run_state_machine_as_test(counted, settings=settings(max_examples=60, stateful_step_count=50))
-    # A machine that hardly does anything proves nothing.
-    assert seen["pages put"] > 5000
-    assert min(seen["pages overwritten"], seen["pages captured"], seen["pages evicted"]) > 500
+    # A machine that hardly does anything proves nothing. The bounds are far below what is seen, which depends on hypothesis.
+    assert seen["pages put"] > 1000
+    assert min(seen["pages overwritten"], seen["pages captured"], seen["pages evicted"]) > 100
     if machine.kind is PerPagePool:
-        assert seen["packed pages, over all steps"] > 10_000
-        assert seen["pages packed by jobs"] > 100
+        assert seen["packed pages, over all steps"] > 1000
+        assert seen["pages packed by jobs"] > 20
