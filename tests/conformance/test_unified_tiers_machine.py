@@ -10,7 +10,7 @@ from kvcache_conformance.tier_machine import run_tier_machine
 from kvcache_conformance.tier_steps import TIER_EVENTS
 
 SEEDS = 8
-"""hypothesis draws differently in another version or order of tests, so a seed may miss a situation: then the next one is run too."""
+"""hypothesis draws differently in another version or order of tests. When a seed misses a situation, the next one is run too."""
 
 BESIDE = ("hit", "short of pages", "preempted", "race with duplicates", "branch inside a lock", "stale match refused")
 
