@@ -8,7 +8,8 @@ import pytest
 
 # Written so that this file does not match itself.
 MACHINE_PATH = re.compile(r"(?<![\w.~$}])/(?:root|work|home|tmp|Users)/[\w.]")
-PACKAGE_INDEX = re.compile(r"(?:index|find)[-_](?:url|links)\b|https?://[^\s/]*registry\b|/simple/", re.IGNORECASE)
+HOSTS = "|".join(("py" + "pi", "python" + "hosted", "npm" + "js", "registry"))  # in pieces: this file names none of them
+PACKAGE_INDEX = re.compile(rf"(?:index|find)[-_](?:url|links)\b|https?://[^\s/]*(?:{HOSTS})\b|/simple/", re.IGNORECASE)
 GUESSING = re.compile(r"\bhasattr[(]")
 
 

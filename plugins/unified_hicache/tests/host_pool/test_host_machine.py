@@ -1,11 +1,13 @@
 """Both host pools against a dictionary: any order of alloc, free, put, get, evict and packing, with captures held meanwhile."""
 
 from collections import Counter
+from functools import partial
 from typing import ClassVar
 
 import jax
 import numpy as np
 import pytest
+from hypothesis import seed as hypothesis_seed
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, rule, run_state_machine_as_test
@@ -153,10 +155,17 @@ class PreallocatedMachine(HostPoolMachine):
 def test_any_order_of_calls(machine):
     seen: Counter[str] = Counter()
     counted = type("Counted", (machine,), {"seen": seen})
-    run_state_machine_as_test(counted, settings=settings(max_examples=60, stateful_step_count=50))
-    # A machine that hardly does anything proves nothing. The bounds are far below what is seen, which depends on hypothesis.
-    assert seen["pages put"] > 1000
-    assert min(seen["pages overwritten"], seen["pages captured"], seen["pages evicted"]) > 100
+    profile = settings(max_examples=60, stateful_step_count=50)
+    run_state_machine_as_test(counted, settings=profile)
+    # hypothesis draws differently from version to version; further batches make up for what one did too seldom.
+    more = settings(profile, derandomize=False, database=None)
+    for seed in range(1, 5):
+        if machine.kind is not PerPagePool or seen["pages packed by jobs"] > 100:
+            break
+        run_state_machine_as_test(hypothesis_seed(seed)(partial(counted)), settings=more)
+    # A machine that hardly does anything proves nothing.
+    assert seen["pages put"] > 5000
+    assert min(seen["pages overwritten"], seen["pages captured"], seen["pages evicted"]) > 500
     if machine.kind is PerPagePool:
-        assert seen["packed pages, over all steps"] > 1000
-        assert seen["pages packed by jobs"] > 20
+        assert seen["packed pages, over all steps"] > 10_000
+        assert seen["pages packed by jobs"] > 100
