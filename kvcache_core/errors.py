@@ -59,6 +59,14 @@ class DuplicateNameError(PluginError):
     """
 
 
+class StorageError(KVCacheError):
+    """A storage backend that was configured does not work: it cannot be opened, or its start-up self-test failed. Only raised
+    at start; at run time a failing storage is a counted miss.
+
+    What to do: look at the path, address or credentials it names; `kvcache storage check CONFIG` repeats the self-test.
+    """
+
+
 class LockError(KVCacheError):
     """A lock was released twice, released before it was taken, or belongs to another cache. Nothing was released.
 

@@ -19,7 +19,7 @@ from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.model_spec import ModelSpec
-from kvcache_core.contracts.pools import Allocator, Buffers, Pages
+from kvcache_core.contracts.pools import Allocator, Buffers, PageArray, Pages
 from kvcache_core.contracts.results import Indices, MatchResult, Values, full
 from kvcache_core.deps import CacheDeps
 from kvcache_core.transfer_queue import TransferQueue
@@ -54,6 +54,9 @@ class NoPool:
     identity = b"none"
 
     def host_struct(self) -> Pages:
+        raise NotImplementedError
+
+    def page_arrays(self) -> tuple[PageArray, ...]:
         raise NotImplementedError
 
     def gather(self, buffers: Buffers, indices: Indices) -> Pages:

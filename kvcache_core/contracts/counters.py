@@ -27,6 +27,8 @@ class CacheCounters:
     """Tokens that the storage took (L2 -> L3), by its own answer."""
     storage_loaded_tokens: int = 0
     """Tokens fetched from the storage and verified (L3 -> L2)."""
+    storage_state: str = ""
+    """How the storage is: empty without one, else `ok`, or what is wrong with it and since when."""
     bytes_moved: Counter[str] = field(default_factory=Counter[str])
     """By direction: `d2h`, `h2d`, `store`, `fetch`."""
     seconds_moving: Counter[str] = field(default_factory=Counter[str])

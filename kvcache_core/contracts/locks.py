@@ -60,6 +60,11 @@ class Ticket(ABC):
     def ok(self) -> bool:
         """Whether the whole requested length is usable now. False until `done`."""
 
+    @property
+    def span(self) -> tuple[int, int]:
+        """For `prefetch`, once done: the token positions [start, end) that came from storage for it; (0, 0) when none did."""
+        return (0, 0)
+
     @abstractmethod
     def wait(self, timeout: float) -> bool:
         """Poll on the owner thread until done or `timeout` seconds have passed; returns `done`."""

@@ -5,7 +5,7 @@ program that writes them, so only their owner may name them, and `PoolSet.take` 
 """
 
 from collections.abc import Mapping
-from typing import Any, Final, Protocol
+from typing import Any, Final, NamedTuple, Protocol
 
 from kvcache_core.contracts.results import Indices
 
@@ -16,6 +16,15 @@ Pages = Any
 
 SKIP: Final = -1
 """In the indices of a scatter: this row is not written."""
+
+
+class PageArray(NamedTuple):
+    """One array of a page. `dtype`: what the numbers are, such as "bfloat16", also where a pool stores their bits as integers.
+    `shape`: of one page, without the axis that counts pages."""
+
+    name: str
+    dtype: str
+    shape: tuple[int, ...]
 
 
 class Allocator(Protocol):
@@ -47,6 +56,10 @@ class DevicePool(Protocol):
     def host_struct(self) -> Pages:
         """One page as `gather` captures it, without content: `jax.ShapeDtypeStruct`s with a leading axis of 1 and shardings in
         pinned host memory. Host pools are sized and laid out by it."""
+        ...
+
+    def page_arrays(self) -> tuple[PageArray, ...]:
+        """What one page consists of, in the order of the leaves of `host_struct`. A stored page carries it as a table."""
         ...
 
     def gather(self, buffers: Buffers, indices: Indices) -> Pages:

@@ -1,8 +1,9 @@
 """L3: a store of opaque pages. It sees bytes and keys, never a tree, a device or a tensor."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 Value = bytes | bytearray | memoryview
 
@@ -13,6 +14,17 @@ class StorageScope:
 
     model_id: str
     page_size: int
+
+
+class StoredPage(NamedTuple):
+    """One page as `scan` finds it. `nbytes`: of the value. `used`: when it was last written or read, in seconds since the epoch,
+    as exactly as the store keeps it."""
+
+    key: str
+    model_id: str
+    page_size: int
+    nbytes: int
+    used: float
 
 
 class HiCacheStorage(ABC):
@@ -37,6 +49,14 @@ class HiCacheStorage(ABC):
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:
         """Remove pages; an absent key is not an error."""
+
+    def scan(self) -> Iterator[StoredPage]:
+        """Every page of the whole store, also of other models and page sizes, in no order; for `kvcache storage`. Optional:
+        a backend that can do it declares the capability "scan". Pages that come and go meanwhile may be missed or named.
+
+        Raises NotImplementedError where the backend cannot list what it holds.
+        """
+        raise NotImplementedError("this storage backend cannot list its pages")
 
     def close(self) -> None:
         """Release connections and threads. Idempotent."""

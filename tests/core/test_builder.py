@@ -14,6 +14,7 @@ from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.model_spec import ComponentSpec, ModelSpec
+from kvcache_core.contracts.pools import PageArray
 from kvcache_core.contracts.results import Indices
 from kvcache_core.deps import CacheDeps
 from kvcache_core.errors import ConfigError, KVCacheError, MissingPluginError, PluginError
@@ -45,6 +46,9 @@ class OnePool:
 
     def host_struct(self) -> Any:
         return None
+
+    def page_arrays(self) -> tuple[PageArray, ...]:
+        return ()
 
     def gather(self, buffers: Any, indices: Indices) -> Any:
         return buffers[indices]

@@ -10,7 +10,7 @@ import numpy as np
 import numpy.typing as npt
 
 from kvcache_conformance.page_content import BYTES, LAYERS
-from kvcache_core.contracts.pools import SKIP, Pages
+from kvcache_core.contracts.pools import SKIP, PageArray, Pages
 from kvcache_core.contracts.results import Indices
 from kvcache_core.errors import DoubleFreeError
 from kvcache_core.transfer_queue import TransferQueue
@@ -97,6 +97,9 @@ class NumpyPool:
 
     def host_struct(self) -> Pages:
         return self._host_struct
+
+    def page_arrays(self) -> tuple[PageArray, ...]:
+        return (PageArray("bytes", "uint8", (LAYERS, BYTES)),)
 
     def gather(self, buffers: Memory, indices: Indices) -> Memory:
         pages = buffers[indices]

@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from kvcache_core.contracts.pools import SKIP
+from kvcache_core.contracts.pools import SKIP, PageArray
 from kvcache_engine.buckets import bucket
 from kvcache_engine.mesh import heads_are_split, split_axis
 
@@ -105,6 +105,7 @@ class PagedKVPool:
             raise ValueError(f"a pool cannot store {self.dtype.name}; it stores {', '.join(_STORED_AS)}")
         self.stored_dtype = jnp.dtype(_STORED_AS[self.dtype.name])
         self.layers = layers
+        self.first_layer = first_layer
         self.total_pages = total_pages
         self.page_size = page_size
         self.page_shape = (page_size, kv_heads, head_dim)
@@ -148,6 +149,11 @@ class PagedKVPool:
         """One page as `Pages` of `jax.ShapeDtypeStruct`s, leading axis 1, with the shardings that captured pages have."""
         array: Any = jax.ShapeDtypeStruct((1, *self.page_shape), self.stored_dtype, sharding=self.host_sharding)
         return Pages((array,) * self.layers, (array,) * self.layers)
+
+    def page_arrays(self) -> tuple[PageArray, ...]:
+        """`k.0`, `k.1`, ... then `v.0`, ...: the layers counted as in the model, in the true dtype."""
+        layers = range(self.first_layer, self.first_layer + self.layers)
+        return tuple(PageArray(f"{part}.{layer}", self.dtype.name, self.page_shape) for part in "kv" for layer in layers)
 
     def gather(self, buffers: Buffers, indices: npt.NDArray[np.int32]) -> Pages:
         """Capture the pages `indices` (1-D int32) in that order, in pinned host memory. Returns at once: the arrays are futures,

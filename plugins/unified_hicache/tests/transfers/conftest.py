@@ -11,7 +11,7 @@ import pytest
 from jax.sharding import SingleDeviceSharding
 
 from kvcache_core.contracts.counters import CacheCounters
-from kvcache_core.contracts.pools import SKIP
+from kvcache_core.contracts.pools import SKIP, PageArray
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_unified_hicache.controller import ControllerParts, HiCacheController
 from kvcache_unified_hicache.host_pool.per_page import PerPagePool
@@ -43,6 +43,9 @@ class JaxPool:
 
     def host_struct(self):
         return jax.ShapeDtypeStruct((1, *SHAPE), jnp.uint16, sharding=self.host)
+
+    def page_arrays(self):
+        return (PageArray("units", "uint16", SHAPE),)
 
     def gather(self, buffers, indices):
         self._noted()
