@@ -8,6 +8,7 @@ PYTHON ?= python3
 UV := $(or $(shell command -v uv 2>/dev/null),.bootstrap/bin/uv)
 # Not `uv run`: it hands Ctrl-C on a second time, and `kvcache run` would not get to say what it has done.
 BIN := .venv/bin
+BENCHMARKS := $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
 .NOTPARALLEL:
@@ -33,9 +34,11 @@ format: sync ## Rewrite the sources in the project's format
 	@$(BIN)/ruff check --quiet --fix .
 	@$(BIN)/ruff format .
 
-bench: sync ## Run the benchmarks (benchmarks/README.md)
-	@set -e; for script in benchmarks/bench_*.py; do \
-	  test -e "$$script" || { echo "there is no benchmark yet: see benchmarks/README.md"; exit 0; }; \
+bench: sync ## Run every benchmark as it is, or one with options (BENCH=radix_tree ARGS="--quick")
+	@test -z "$(ARGS)" -o -n "$(BENCH)" || { \
+	  echo "each benchmark has options of its own: say which one ARGS is for, as in 'make bench BENCH=radix_tree ARGS=--help'"; exit 2; }
+	@set -e; for script in benchmarks/bench_$(or $(BENCH),*).py; do \
+	  test -e "$$script" || { echo "there is no $$script; there are: $(BENCHMARKS)"; exit 2; }; \
 	  echo "== $$script"; $(BIN)/python "$$script" $(ARGS); \
 	done
 

@@ -16,7 +16,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from radix_tree import figures, rounds
+from radix_tree import figures, rounds, workload
 from radix_tree.figures import Figure, compare
 
 OPERATIONS: dict[str, tuple[str, float | None]] = {
@@ -130,6 +130,21 @@ class Bench:
             made.append(compare(flat, growth, None, FLAT, unit="times", absolute=True))
         return made
 
+    def eviction_after_hits(self) -> list[Figure]:
+        """The worst case of a lazy queue: its price is paid by one eviction, and bounded by the hits before it."""
+        made: list[Figure] = []
+        for leaves in self._leaves:
+            n, with_peer = min(self._rounds, 3), leaves <= self._peer_leaves
+            mine, theirs = self._tree_rounds("hits", "--leaves", str(leaves), n=n, with_peer=with_peer)
+            hits = min(leaves, workload.HITS)
+            for key, name in (("after_hits", f"evict one leaf of {leaves:,} after {hits:,} hits"), ("a_hit", "the same, a hit")):
+                ours, peer = (
+                    None if side is None else [result[f"{key}_{leaves}"]["median"] for result in side] for side in (mine, theirs)
+                )
+                assert ours is not None
+                made.append(compare(name, ours, peer))
+        return made
+
     def memory(self) -> list[Figure]:
         made: list[Figure] = []
         for length, target in MEMORY:
@@ -202,7 +217,7 @@ def main() -> int:
         print(line)
     made: list[Figure] = []
     trace = None if args.traces is None else args.traces / TRACE
-    for part in (bench.operations, bench.eviction, bench.memory):
+    for part in (bench.operations, bench.eviction, bench.eviction_after_hits, bench.memory):
         made += _shown(part())
     if trace is None:
         print("trace: not run (--traces FOLDER)")

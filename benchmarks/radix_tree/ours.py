@@ -1,6 +1,6 @@
 """Our worker: measures radix_cache, built as a host builds it, and prints one line of JSON.
 
-python -m radix_tree.ours operations|eviction|memory|trace|profile|versions
+python -m radix_tree.ours operations|eviction|hits|memory|trace|profile|versions
 """
 
 import argparse
@@ -169,7 +169,7 @@ def profile(what: str, requests: Sequence[workload.Ids] | None) -> list[str]:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["operations", "eviction", "memory", "trace", "profile", "versions"])
+    parser.add_argument("part", choices=["operations", "eviction", "hits", "memory", "trace", "profile", "versions"])
     parser.add_argument("--clock", choices=list(workload.CLOCKS), default="cpu")
     parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--leaves", type=int, default=1000)
@@ -187,6 +187,8 @@ def main() -> None:
         pages = (args.leaves + 1) * workload.LEAF // workload.PAGE
         allocator = CountingAllocator() if args.allocator == "counting" else PageAllocator(pages)
         result = workload.eviction(lambda: OurTree(allocator), args.clock, args.leaves)
+    elif args.part == "hits":
+        result = workload.eviction_after_hits(lambda: OurTree(CountingAllocator()), args.clock, args.leaves)
     elif args.part == "memory":
         result = memory(args.length, args.tokens)
     elif args.part == "trace":

@@ -1,6 +1,6 @@
 """The peer's worker: SGLang's trees through the adapters of `bench_sglang_tree.py`, which load the unpacked wheel unmodified.
 
-    python -m radix_tree.peer_sglang operations|eviction|memory --script bench_sglang_tree.py
+    python -m radix_tree.peer_sglang operations|eviction|hits|memory --script bench_sglang_tree.py
 
 It runs in the peer's environment (torch, numpy, msgspec) and imports nothing of this project but the workload.
 """
@@ -73,7 +73,7 @@ class PeerTree:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("part", choices=["operations", "eviction", "memory", "versions"])
+    parser.add_argument("part", choices=["operations", "eviction", "hits", "memory", "versions"])
     parser.add_argument("--script", type=Path, required=True)
     parser.add_argument("--tree", choices=list(ADAPTERS), default="unified-rs")
     parser.add_argument("--clock", choices=list(workload.CLOCKS), default="cpu")
@@ -88,6 +88,8 @@ def main() -> None:
         result = workload.operations(lambda: PeerTree(script, args.tree), args.clock, args.n)
     elif args.part == "eviction":
         result = workload.eviction(lambda: PeerTree(script, args.tree), args.clock, args.leaves)
+    elif args.part == "hits":
+        result = workload.eviction_after_hits(lambda: PeerTree(script, args.tree), args.clock, args.leaves)
     elif args.part == "memory":
         before = resident()
         tree = PeerTree(script, args.tree)

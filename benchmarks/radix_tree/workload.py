@@ -20,6 +20,8 @@ LONG = 131_072
 LEAF = 128
 BATCH = 8
 GROUPS = 40
+HITS = 100_000
+"""The most hits before one eviction; where the tree has more leaves, the oldest are hit."""
 VOCABULARY = 150_000
 
 Ids = npt.NDArray[np.int32]
@@ -153,6 +155,35 @@ def eviction(new_tree: Callable[[], Tree], clock: str, leaves: int, steps: int =
         tree.insert(tokens, values)
         inserted.append(tick() - start)
     return {f"evict_{leaves}": _summary(evicted), f"insert_leaf_{leaves}": _summary(inserted)}
+
+
+def eviction_after_hits(new_tree: Callable[[], Tree], clock: str, leaves: int, times: int = 5) -> dict[str, Summary]:
+    """The worst case of a queue of victims that is put in order only when it is asked: every leaf was hit since it was queued, in
+    another order, and now one goes. `a_hit` is what that eviction costs for each of the hits before it."""
+    tick = CLOCKS[clock]
+    random_ids = np.random.default_rng(13)
+    tree = new_tree()
+    oldest: list[Any] = []
+    for at in range(0, leaves, 10_000):
+        for ids in _ids(random_ids, (min(10_000, leaves - at), LEAF)):
+            tokens = tree.tokens(ids)
+            tree.insert(tokens, tree.values(LEAF))
+            if len(oldest) < HITS:
+                oldest.append(tokens)
+    order = random.Random(3)
+    taken: list[float] = []
+    a_hit: list[float] = []
+    for _ in range(times):
+        order.shuffle(oldest)
+        for tokens in oldest:
+            tree.hold(tree.match(tokens))
+        start = tick()
+        n = tree.evict(LEAF)
+        taken.append(tick() - start)
+        assert n == LEAF, n
+        a_hit.append(taken[-1] / len(oldest))
+        oldest = [tokens for tokens in oldest if tree.matched(tree.match(tokens)) == LEAF]
+    return {f"after_hits_{leaves}": _summary(taken), f"a_hit_{leaves}": _summary(a_hit)}
 
 
 def fill(tree: Tree, length: int, n: int) -> None:
