@@ -53,7 +53,7 @@ class Insertion:
         return InsertResult(
             length,
             self._by_name(duplicates),
-            self._by_name({c: o.slice(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}),
+            self._by_name({c: o.pieces(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}),
         )
 
     def insert_closed(
@@ -110,7 +110,7 @@ class Insertion:
         bounds = {node.end for node in path if node.end < matched} | {matched, total} - {0}
         for offer in offers:
             if offer is not None:
-                bounds |= {offer.start, offer.end} - {0} if not offer.states else offer.states.keys()
+                bounds |= {*offer.cuts} - {0}
         ends = sorted(bounds)
         resident: list[list[bool]] = [[] for _ in offers]
         at, start = 0, 0
@@ -123,7 +123,7 @@ class Insertion:
                 if geometry.at_node_end:
                     has.append((there and node is not None and node.end == end) or (offer is not None and end in offer.states))
                 else:
-                    has.append(there or (offer is not None and offer.start <= start and end <= offer.end))
+                    has.append(there or (offer is not None and offer.covers(start, end)))
             start = end
         return longest_usable(self._store.geometries, ends, resident)
 
@@ -142,6 +142,7 @@ class Insertion:
                         continue
                     if not self._has(end.cells[c]):
                         end.cells[c].clock = 0
+                        end.cells[c].stored = None  # what was known was said of a copy that was lost
                         self._store.put(end, c, data, self._tier)
                     else:
                         duplicates[c] = duplicates.get(c, b"") + data
@@ -154,7 +155,7 @@ class Insertion:
         if self._store.geometries[c].at_node_end:
             return offer.states.get(node.end, b"")
         assert node.parent is not None
-        return offer.slice(node.parent.end, node.end)
+        return offer.pieces(node.parent.end, node.end)
 
     def _cut(self, node: Node, limit: int, offers: Offers) -> list[Node]:
         """Cut `node` where something is adopted for a part of it, and at `limit`; returns the pieces up to `limit`."""
@@ -164,10 +165,8 @@ class Insertion:
         for cell, offer in zip(node.cells, offers, strict=True):
             if offer is None:
                 continue
-            if offer.states:
-                cuts |= offer.states.keys()
-            elif not self._has(cell) and offer.start < end and offer.end > start:
-                cuts |= {offer.start, offer.end}
+            if offer.states or (not self._has(cell) and offer.start < end and offer.end > start):
+                cuts.update(offer.cuts)
         pieces = [self._store.split(node, at) for at in sorted(cuts) if start < at <= end and at < node.end]
         if node.end <= limit:
             pieces.append(node)
@@ -178,7 +177,7 @@ class Insertion:
         cuts = {length}
         for offer in offers:
             if offer is not None:
-                cuts |= offer.states.keys() if offer.states else {offer.start, offer.end}
+                cuts.update(offer.cuts)
         start = parent.end
         for cut in sorted(cuts):
             while start < cut <= length:

@@ -10,7 +10,7 @@ import numpy as np
 
 from kvcache_core.contracts.results import NO_INDICES, Indices, SizeInfo
 from kvcache_core.errors import IntegrityError
-from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Node, Root
+from kvcache_radix.node import DIGEST_BYTES, INDEX_BYTES, TOKEN_BYTES, Node, Root
 from kvcache_radix.receipt import RELEASED
 from kvcache_radix.store import DEVICE, HOST, NodeStore
 from kvcache_radix.tree import RadixTree
@@ -69,6 +69,8 @@ def _check_place(tree: RadixTree, node: Node) -> None:
     _require(node.start == parent.end, "I3", f"a node starts at {node.start}, its parent ends at {parent.end}")
     aligned = node.end % tree.page_size == 0 and tokens % tree.page_size == 0
     _require(tokens > 0 and aligned, "I3", f"the edge to {node.end} is misaligned")
+    digests = node.digests is None or len(node.digests) == tokens // tree.page_size * DIGEST_BYTES
+    _require(digests, "I3", f"the node to {node.end} has digests of a wrong length")
     _require(tokens <= tree.edge_cap * tree.page_size, "I3", f"the edge to {node.end} has {tokens} tokens, more than the cap")
 
 

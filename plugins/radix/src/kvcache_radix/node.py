@@ -8,6 +8,7 @@ from typing import Protocol
 
 TOKEN_BYTES = 4
 INDEX_BYTES = 4
+DIGEST_BYTES = 32
 
 
 class Operation(Protocol):
@@ -18,15 +19,21 @@ class Operation(Protocol):
         ...
 
 
+class StoredMarks(Protocol):
+    """Which pages of some stretch of tokens the storage has, by position. The tree only hands them on: at a split both parts
+    refer to the same marks."""
+
+
 class Cell:
     """What one node holds of one component.
 
     `device`, `host`: the indices in that tier as int32 bytes, or None. `locks`: receipts that cover the node. `clock`: last
     touch. `device_kids`, `host_kids`: children that hold this component in that tier. `queued`: bit mask of the victim heaps
-    with a live entry. `operation`: the transfer that refers to this cell, for caches with tiers.
+    with a live entry. `operation`: the transfer that refers to this cell, for caches with tiers. `stored`: what the storage has
+    of this cell's data by its own answers, for caches with storage; None for nothing.
     """
 
-    __slots__ = ("clock", "device", "device_kids", "host", "host_kids", "locks", "operation", "queued")
+    __slots__ = ("clock", "device", "device_kids", "host", "host_kids", "locks", "operation", "queued", "stored")
 
     def __init__(self, locks: int = 0, clock: int = 0, device: bytes | None = None, host: bytes | None = None) -> None:
         self.locks = locks
@@ -37,6 +44,7 @@ class Cell:
         self.host_kids = 0
         self.queued = 0
         self.operation: Operation | None = None
+        self.stored: StoredMarks | None = None
 
     @property
     def empty(self) -> bool:
@@ -49,9 +57,11 @@ class Node:
 
     `key`: the edge's tokens. `children`: by the bytes of a child's first page; None while there was none (leaves are most of
     a tree). `number`: order of creation, the tie-break of every decision. A node whose `parent` is None is a root or was deleted.
+    `digests`: 32 bytes a page that name the pages in storage, None until a cache with storage asked for them; a root's are those
+    of the empty prefix, once.
     """
 
-    __slots__ = ("cells", "children", "end", "key", "number", "parent")
+    __slots__ = ("cells", "children", "digests", "end", "key", "number", "parent")
 
     def __init__(self, parent: "Node | None", key: bytes, end: int, number: int, cells: tuple[Cell, ...]) -> None:
         self.parent = parent
@@ -60,6 +70,7 @@ class Node:
         self.number = number
         self.cells = cells
         self.children: dict[bytes, Node] | None = None
+        self.digests: bytes | None = None
 
     @property
     def start(self) -> int:

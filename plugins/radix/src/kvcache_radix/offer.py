@@ -3,7 +3,7 @@
 It knows geometries and page sizes; it does not know the tree.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from operator import index
 from types import MappingProxyType
 
@@ -19,16 +19,44 @@ _NO_STATES: Mapping[int, bytes] = MappingProxyType({})
 
 class Offer:
     """One component's values. Pages: `data` holds the indices of [start, end) as int32 bytes. `at_node_end`: `states` maps
-    positions, ascending, to one index each, and `start` and `end` are the first and the last of them."""
+    positions, ascending, to one index each, and `start` and `end` are the first and the last of them. `holes`: stretches within
+    [start, end) for which nothing is offered, where there may be any; their bytes in `data` mean nothing."""
 
-    __slots__ = ("data", "end", "page_size", "start", "states")
+    __slots__ = ("data", "end", "holes", "page_size", "start", "states")
 
-    def __init__(self, start: int, end: int, data: bytes, states: Mapping[int, bytes], page_size: int) -> None:
+    def __init__(
+        self,
+        start: int,
+        end: int,
+        data: bytes,
+        states: Mapping[int, bytes],
+        page_size: int,
+        holes: Sequence[tuple[int, int]] = (),
+    ) -> None:
         self.start = start
         self.end = end
         self.data = data
         self.states = states
         self.page_size = page_size
+        self.holes = holes
+
+    @property
+    def cuts(self) -> Iterable[int]:
+        """The positions between which it offers all or nothing."""
+        if self.states:
+            return self.states.keys()
+        return (self.start, self.end, *(at for hole in self.holes for at in hole))
+
+    def covers(self, start: int, end: int) -> bool:
+        """Whether pages are offered for all of [start, end)."""
+        return self.start <= start and end <= self.end and not any(a < end and start < b for a, b in self.holes)
+
+    def pieces(self, start: int, end: int) -> bytes:
+        """`slice` without what lies in a hole."""
+        if not self.holes:
+            return self.slice(start, end)
+        bounds = [start, *(min(max(at, start), end) for hole in self.holes for at in hole), end]
+        return b"".join([self.slice(a, b) for a, b in zip(bounds[::2], bounds[1::2], strict=True)])
 
     def slice(self, start: int, end: int) -> bytes:
         """The offered indices of [start, end), clipped to what is offered; those of states with start < position <= end."""
@@ -45,9 +73,18 @@ class Offer:
 
 
 def read_offers(
-    values: Values, components: Mapping[str, int], geometries: Sequence[Geometry], page_size: int, length: int
+    values: Values,
+    components: Mapping[str, int],
+    geometries: Sequence[Geometry],
+    page_size: int,
+    length: int,
+    *,
+    holes: bool = False,
 ) -> list[Offer | None]:
-    """By component number; None where nothing is offered. Raises ValueError for malformed values."""
+    """By component number; None where nothing is offered. With `holes` the segments of a component need not touch.
+
+    Raises ValueError for malformed values.
+    """
     offers: list[Offer | None] = [None] * len(geometries)
     for name, segments in values.items():
         c = components.get(name)
@@ -62,14 +99,19 @@ def read_offers(
             continue
         chunks: list[bytes] = []
         ends: list[int] = []
+        gaps: list[tuple[int, int]] = []
         last = -1
         for segment in segments:
-            chunks.append(_read_segment(name, segment, at_node_end, page_size, length))
+            chunk = _read_segment(name, segment, at_node_end, page_size, length)
             if at_node_end:
                 if segment.end <= last:
                     raise ValueError(f"states of {name!r} must ascend; position {segment.end} follows {last}")
+            elif holes and segment.start > last >= 0:
+                gaps.append((last, segment.start))
+                chunk = bytes((segment.start - last) // page_size * INDEX_BYTES) + chunk
             elif segment.start != last and last >= 0:
                 raise ValueError(f"gap or overlap in {name!r}: a segment ends at {last}, the next begins at {segment.start}")
+            chunks.append(chunk)
             last = segment.end
             ends.append(last)
         data = chunks[0] if len(chunks) == 1 else b"".join(chunks)
@@ -78,7 +120,7 @@ def read_offers(
         if at_node_end:
             offers[c] = Offer(ends[0], last, b"", dict(zip(ends, chunks, strict=True)), page_size)
         else:
-            offers[c] = Offer(segments[0].start, last, data, _NO_STATES, page_size)
+            offers[c] = Offer(segments[0].start, last, data, _NO_STATES, page_size, gaps)
     return offers
 
 

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Final
 
 from kvcache_radix.geometry import Geometry
-from kvcache_radix.node import INDEX_BYTES, TOKEN_BYTES, Cell, Node, Root
+from kvcache_radix.node import DIGEST_BYTES, INDEX_BYTES, TOKEN_BYTES, Cell, Node, Root
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.victims import VictimHeap
 
@@ -82,6 +82,9 @@ class NodeStore:
         node.key = node.key[cut:]
         node.parent = head
         head.children = {node.key[: self.page_bytes]: node}
+        if node.digests is not None:
+            cut_digests = (at - parent.end) // self.page_size * DIGEST_BYTES
+            head.digests, node.digests = node.digests[:cut_digests], node.digests[cut_digests:]
         for c, cell in enumerate(head.cells):
             if self.geometries[c].at_node_end:
                 above = parent.cells[c]
@@ -180,6 +183,7 @@ class NodeStore:
             each.parent = None
             each.children = None
             each.key = b""
+            each.digests = None
             for c, cell in enumerate(each.cells):
                 for heap in self.heaps:
                     heap[c].bury(cell)
@@ -237,6 +241,7 @@ def _split_cell(geometry: Geometry, tail: Cell, cut: int) -> Cell:
     else:
         head = Cell(tail.locks, tail.clock)
         head.operation = tail.operation
+        head.stored = tail.stored
         if tail.device is not None:
             head.device, tail.device = tail.device[:cut], tail.device[cut:]
         if tail.host is not None:

@@ -219,18 +219,19 @@ class RadixTree:
         return self._insertion.insert(view, offers, found, extra_key)
 
     def insert_host(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
-        """`insert` for indices of the host tier; `length` is what device and host together can serve then."""
+        """`insert` for indices of the host tier; `length` is what device and host together can serve then. The segments of a
+        component need not touch: what lies between them may be there already."""
         assert self.store.has_host
-        view, offers, found = self._read(ids, values, extra_key)
+        view, offers, found = self._read(ids, values, extra_key, holes=True)
         return self._host_insertion.insert(view, offers, found, extra_key)
 
     def _read(
-        self, ids: TokenIds, values: Values, extra_key: ExtraKey
+        self, ids: TokenIds, values: Values, extra_key: ExtraKey, *, holes: bool = False
     ) -> tuple[npt.NDArray[np.int32], list[Offer | None], Found | None]:
         view = token_view(ids)
         if len(view) % self.page_size:
             raise ValueError(f"insert takes whole pages: {len(view)} tokens are no multiple of the page size {self.page_size}")
-        offers = read_offers(values, self.store.components, self.store.geometries, self.page_size, len(view))
+        offers = read_offers(values, self.store.components, self.store.geometries, self.page_size, len(view), holes=holes)
         found = self._find(view, extra_key)
         # what was matched equals tokens that were checked when they were inserted
         check_not_negative(view, 0 if found is None else found[1])
