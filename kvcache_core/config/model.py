@@ -4,7 +4,6 @@ plain Python alike (there as pydantic's ValidationError; `kvcache_core.config.lo
 It knows which values are possible, not what is installed (except the storage slot's options) nor which cache will be built.
 """
 
-import re
 from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self, cast
 
@@ -21,28 +20,16 @@ from kvcache_core.config.rules import (
     breaches_of_hicache,
     write_settings,
 )
+from kvcache_core.config.sizes import SizeInBytes
 from kvcache_core.config.slot import StorageChoice, problem
 from kvcache_core.contracts.model_spec import ModelClass
 
 DisaggregationMode = Literal["null", "prefill", "decode"]
 
-_UNITS = {"KiB": 2**10, "MiB": 2**20, "GiB": 2**30, "TiB": 2**40}
-_SIZE = re.compile(r"^(\d+) ?(KiB|MiB|GiB|TiB)$")
-
 
 def _null_mode(value: object) -> object:
     # YAML reads an unquoted null as None; the RFC's mode is spelled the same.
     return "null" if value is None else value
-
-
-def _bytes(value: object) -> object:
-    if not isinstance(value, str):
-        return value
-    match = _SIZE.match(value)
-    if match is None:
-        units = ", ".join(_UNITS)
-        raise problem(f"must be a number of bytes, or a whole number with a unit such as '4GiB' ({units}), not {value!r}")
-    return int(match[1]) * _UNITS[match[2]]
 
 
 class HiCacheConfig(BaseModel):
@@ -55,8 +42,8 @@ class HiCacheConfig(BaseModel):
         default=2.0, gt=0, allow_inf_nan=False, description="size of the host pool as a multiple of the device pool's units"
     )
     # The limit is far above any machine's memory, and below where sizes stop fitting into 64 bits: a unit too many is a slip.
-    host_bytes: Annotated[int | None, Field(gt=0, le=2**50), BeforeValidator(_bytes)] = Field(
-        default=None, description="size of the host pool in bytes (or '4GiB'), instead of ratio"
+    host_bytes: SizeInBytes = Field(
+        default=None, gt=0, le=2**50, description="size of the host pool in bytes (or '4GiB'), instead of ratio"
     )
     write_policy: WritePolicy | None = Field(
         default=None,
@@ -69,6 +56,24 @@ class HiCacheConfig(BaseModel):
     )
     host_pool: Literal["per_page", "preallocated"] = Field(
         default="per_page", description="host memory as one array a page, or one preallocated buffer"
+    )
+    prefetch_threshold: int = Field(
+        default=256, ge=1, description="tokens that storage must have beyond what is in memory, for a prefix to be fetched"
+    )
+    prefetch_timeout: float | None = Field(
+        default=3.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that a queued request waits for storage before it is computed; null: as long as it takes",
+    )
+    storage_timeout: float = Field(
+        default=5.0, gt=0, allow_inf_nan=False, description="seconds that one call into the storage backend may take"
+    )
+    persist_timeout: float = Field(
+        default=30.0,
+        ge=0,
+        allow_inf_nan=False,
+        description="seconds that the end of the program spends on storing what is not stored yet",
     )
 
     @model_validator(mode="before")

@@ -246,6 +246,10 @@ def _resolved_hicache(hicache: HiCacheConfig, steps: list[Step]) -> HiCacheConfi
         persist_on=settings.persist_on,
         async_impl=hicache.async_impl,
         host_pool=hicache.host_pool,
+        prefetch_threshold=hicache.prefetch_threshold,
+        prefetch_timeout=hicache.prefetch_timeout,
+        storage_timeout=hicache.storage_timeout,
+        persist_timeout=hicache.persist_timeout,
         **size,
     )
 
