@@ -47,13 +47,16 @@ class QueuedScatter:
 
 
 class TransferQueue:
-    """Built by the host, one per pool set, and given to the cache as `deps.queue`. Belongs to the thread that built it."""
+    """Built by the host, one per pool set, and given to the cache as `deps.queue`.
+
+    Belongs to the thread that dispatches first: a host may build its engine in one thread and run it in another.
+    """
 
     def __init__(self, pools: Mapping[str, DevicePool]) -> None:
         self._pools = dict(pools)
         self._gathers: list[QueuedGather] = []
         self._scatters: list[QueuedScatter] = []
-        self._owner = threading.get_ident()
+        self._owner: int | None = None
 
     def enqueue_gather(self, component: str, indices: Indices) -> QueuedGather:
         """Ask for the content of `indices` as it will be at the next dispatch. Raises KeyError for an unknown component."""
@@ -76,8 +79,9 @@ class TransferQueue:
         operation keeps its exception in `error` and harms no other.
 
         Raises:
-            RuntimeError: called on a thread other than the one that built the queue.
+            RuntimeError: called on a thread other than the one that dispatched first.
         """
+        self._owner = threading.get_ident() if self._owner is None else self._owner
         if threading.get_ident() != self._owner:
             raise RuntimeError("transfers are dispatched only by the thread that owns the engine")
         result = dict(buffers)

@@ -114,8 +114,9 @@ def test_cancelled_operations_are_not_dispatched():
     assert buffers["full"].tolist() == list(range(10))
 
 
-def test_only_the_owner_thread_dispatches():
+def test_only_the_thread_that_dispatched_first_dispatches():
     queue = TransferQueue({"full": NumpyPool()})
+    queue.dispatch({"full": np.arange(10)})
     queue.enqueue_gather("full", pages(1))
     caught = []
 
@@ -130,6 +131,17 @@ def test_only_the_owner_thread_dispatches():
     thread.join()
     assert caught == ["transfers are dispatched only by the thread that owns the engine"]
     assert queue.pending() == 1
+
+
+def test_a_queue_may_be_built_in_another_thread_than_it_is_used_in():
+    built = []
+    thread = threading.Thread(target=lambda: built.append(TransferQueue({"full": NumpyPool()})))
+    thread.start()
+    thread.join()
+    (queue,) = built
+    op = queue.enqueue_gather("full", pages(1))
+    queue.dispatch({"full": np.arange(10)})
+    assert op.dispatched
 
 
 def test_an_unknown_component_is_refused_when_queued():
