@@ -1,0 +1,41 @@
+"""What a backend answered, checked before anyone believes it. Which page a value is, only its frame can tell."""
+
+from collections.abc import Sequence
+from typing import cast
+
+from kvcache_core.contracts.storage import Value
+
+
+class BadAnswerError(Exception):
+    """A backend answered something other than one item of the right type for each key."""
+
+
+def checked_flags(answer: object, n: int) -> list[bool]:
+    """`answer` if it is `n` bools. Raises BadAnswerError: a count or a numpy array could be mistaken for another answer."""
+    flags = _one_each(answer, n)
+    if any(type(flag) is not bool for flag in flags):
+        raise BadAnswerError("exists() must give bools")
+    return cast("list[bool]", list(flags))
+
+
+def checked_values(answer: object, n: int) -> list[Value | None]:
+    """`answer` if it is `n` values or Nones. Raises BadAnswerError."""
+    values = _one_each(answer, n)
+    if not all(value is None or _is_bytes(value) for value in values):
+        raise BadAnswerError("get() must give bytes or None for each key")
+    return cast("list[Value | None]", list(values))
+
+
+def _is_bytes(value: object) -> bool:
+    if type(value) is memoryview:
+        return value.format == "B" and value.ndim == 1 and value.c_contiguous
+    return type(value) in (bytes, bytearray)
+
+
+def _one_each(answer: object, n: int) -> Sequence[object]:
+    if type(answer) not in (list, tuple):
+        raise BadAnswerError(f"it must answer with a list, not {type(answer).__name__}")
+    items = cast("Sequence[object]", answer)
+    if len(items) != n:
+        raise BadAnswerError(f"it gave {len(items)} answers for {n} keys")
+    return items

@@ -1,0 +1,93 @@
+"""Writing pages: assemble and seal them on a worker, then hand them to the backend in batches."""
+
+from collections.abc import Callable, Sequence
+from typing import final
+
+from kvcache_core.contracts.storage import HiCacheStorage, Value
+from kvcache_unified_hicache.storage.books import Books
+from kvcache_unified_hicache.storage.operation import Operation, OperationJob, report_own_error
+from kvcache_unified_hicache.storage.workers import Job, Outcome
+
+
+@final
+class StoreOperation(Operation):
+    def __init__(
+        self,
+        backend: HiCacheStorage,
+        keys: Sequence[str],
+        nbytes_each: int,
+        batch: int,
+        make: Callable[[], Sequence[Value]],
+        on_done: Callable[[list[bool]], None],
+    ) -> None:
+        self.backend = backend
+        self.keys = keys
+        self.nbytes_each = nbytes_each
+        self.starts = range(0, len(keys), batch)
+        super().__init__(nbytes_each * len(keys), 1 + len(self.starts))
+        self.taken = [False] * len(keys)
+        self._make = make
+        self._on_done = on_done
+
+    def begin(self) -> Sequence[Job]:
+        return (_Make(self, self._make),)
+
+    def batches(self, values: Sequence[Value]) -> Sequence[Job]:
+        """One job for each batch; it alone keeps its values, so that their memory goes when it ends."""
+        step = self.starts.step
+        return [_Set(self, start, self.keys[start : start + step], values[start : start + step]) for start in self.starts]
+
+    def deliver(self) -> None:
+        self._on_done(self.taken)
+
+
+@final
+class _Make(OperationJob):
+    def __init__(self, operation: StoreOperation, make: Callable[[], Sequence[Value]]) -> None:
+        super().__init__(operation)
+        self._store = operation
+        self._make = make
+
+    def work(self) -> Sequence[Job]:
+        values = self._make()
+        if len(values) != len(self._store.keys):
+            raise ValueError(f"{len(values)} values were made for {len(self._store.keys)} keys")
+        return self._store.batches(values)
+
+    def settle(self, outcome: Outcome) -> Sequence[Job]:
+        return outcome.value if outcome.error is None else ()
+
+    def account(self, outcome: Outcome, books: Books) -> Sequence[str]:
+        if outcome.error is not None:
+            self._store.close_jobs(len(self._store.starts))
+            report_own_error("assembling pages for the storage", outcome.error)
+        self._store.close_jobs()
+        return ()
+
+
+@final
+class _Set(OperationJob):
+    side = "write"
+
+    def __init__(self, operation: StoreOperation, start: int, keys: Sequence[str], values: Sequence[Value]) -> None:
+        super().__init__(operation)
+        self._store = operation
+        self._start = start
+        self._keys = keys
+        self._values = values
+
+    def work(self) -> None:
+        values, self._values = self._values, ()
+        self._store.backend.set(self._keys, values)
+
+    def settle(self, outcome: Outcome) -> Sequence[Job]:
+        return ()
+
+    def account(self, outcome: Outcome, books: Books) -> Sequence[str]:
+        if outcome.error is None:
+            n, nbytes = len(self._keys), self._store.nbytes_each
+            self._store.taken[self._start : self._start + n] = [True] * n
+            books.moved("store", n * nbytes, outcome.seconds)
+            books.stored(self._keys, nbytes)
+        self._store.close_jobs()
+        return ()

@@ -1,0 +1,188 @@
+"""Threads that may hang in a foreign call without taking anything with them.
+
+Not a ThreadPoolExecutor: the interpreter waits for its threads at exit, for ever if one hangs in a dead network mount. These are
+daemon threads. One that is overdue is abandoned: its result is nobody's any more, and another thread takes its place, up to a
+bound. What a job does is not known here.
+"""
+
+import threading
+import time
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import Any, Literal, NamedTuple, final
+
+Side = Literal["read", "write"]
+"""Which way a call into the backend goes."""
+
+
+class OverdueError(Exception):
+    """A call did not return in time. It may still be running."""
+
+
+class NotCalledError(Exception):
+    """A call was given up before it began."""
+
+
+class Outcome(NamedTuple):
+    """`value` where `error` is None. `seconds`: that the work took."""
+
+    value: Any
+    error: BaseException | None
+    seconds: float = 0.0
+
+
+class Job(ABC):
+    """A piece of work. `side`: the call into the backend that it is; None for work of our own, which never hangs."""
+
+    side: Side | None = None
+
+    @abstractmethod
+    def work(self) -> Any:
+        """On a worker; may raise anything."""
+
+    @abstractmethod
+    def settle(self, outcome: Outcome) -> "Sequence[Job]":
+        """Called exactly once, with whatever became of it, under the workers' lock: short, and never raises. Gives the jobs that
+        may begin now; they go before all that wait, so that what is begun gets done and its memory is freed."""
+
+
+@final
+class Workers:
+    """`submit` and `drop` may be called from any thread, the rest on the owner thread."""
+
+    def __init__(self, threads: int, max_stuck: int, timeout: float, clock: Callable[[], float]) -> None:
+        """`timeout`: seconds for one call into the backend. `max_stuck`: overdue threads that are replaced."""
+        self._threads = threads
+        self._max_stuck = max_stuck
+        self._timeout = timeout
+        self._clock = clock
+        self._lock = threading.Lock()
+        self._work = threading.Condition(self._lock)
+        self._end = threading.Condition(self._lock)
+        self._waiting: deque[Job] = deque()
+        self._running: dict[Job, float] = {}
+        self._settled: deque[tuple[Job, Outcome]] = deque()
+        self._live: set[threading.Thread] = set()
+        self._stuck: set[threading.Thread] = set()
+        self._serving: dict[Job, threading.Thread] = {}
+        self._closed = False
+        with self._lock:
+            for _ in range(threads):
+                self._start_thread()
+
+    @property
+    def stuck(self) -> int:
+        """Threads that hang in the backend."""
+        return len(self._stuck)
+
+    @property
+    def alive(self) -> bool:
+        """Whether any thread is left to do work."""
+        return bool(self._live)
+
+    def submit(self, jobs: Sequence[Job]) -> None:
+        with self._lock:
+            self._waiting.extend(jobs)
+            self._work.notify(len(jobs))
+
+    def drop(self, unwanted: Callable[[Job], bool]) -> None:
+        """Give up waiting jobs: they are settled with NotCalledError."""
+        with self._lock:
+            dropped = [job for job in self._waiting if unwanted(job)]
+            self._waiting = deque(job for job in self._waiting if not unwanted(job))
+            for job in dropped:
+                self._settle(job, Outcome(None, NotCalledError("the storage is left alone for a while")))
+
+    def settled(self) -> list[tuple[Job, Outcome]]:
+        """What ended since the last call, in that order; calls that are overdue end here."""
+        with self._lock:
+            self._abandon_overdue()
+            ended = list(self._settled)
+            self._settled.clear()
+        return ended
+
+    def wait(self, timeout: float) -> None:
+        """Until something has ended, becomes overdue, or `timeout` seconds have passed."""
+        with self._lock:
+            if self._settled:
+                return
+            starts = [start for job, start in self._running.items() if job.side is not None]
+            overdue = min(starts) + self._timeout - self._clock() if starts else timeout
+            self._end.wait(max(0.0, min(timeout, overdue)))
+
+    def close(self, timeout: float) -> None:
+        """Drop what waits and end the threads, waiting for them at most `timeout` seconds. Those that hang are left alone."""
+        with self._lock:
+            self._closed = True
+            self._waiting.clear()
+            self._settled.clear()
+            self._work.notify_all()
+            threads = [*self._live]
+        end = time.monotonic() + timeout
+        for thread in threads:
+            thread.join(max(0.0, end - time.monotonic()))
+
+    def _start_thread(self) -> None:
+        thread = threading.Thread(target=self._serve, name="kvcache-storage", daemon=True)
+        self._live.add(thread)
+        thread.start()
+
+    def _serve(self) -> None:
+        me = threading.current_thread()
+        while (job := self._next(me)) is not None:
+            begun = time.perf_counter()
+            try:
+                value, error = job.work(), None
+            except BaseException as raised:  # foreign code: even SystemExit must not end this thread
+                value, error = None, raised
+            outcome = Outcome(value, error, time.perf_counter() - begun)
+            if not self._returned(me, job, outcome):
+                return
+
+    def _next(self, me: threading.Thread) -> Job | None:
+        with self._lock:
+            while not self._waiting and not self._closed:
+                self._work.wait()
+            if self._closed:
+                self._live.discard(me)
+                return None
+            job = self._waiting.popleft()
+            self._running[job] = self._clock()
+            self._serving[job] = me
+            return job
+
+    def _returned(self, me: threading.Thread, job: Job, outcome: Outcome) -> bool:
+        """Whether this thread goes on."""
+        with self._lock:
+            if self._running.pop(job, None) is not None:
+                del self._serving[job]
+                self._settle(job, outcome)
+                return True
+            # Abandoned meanwhile. It is as good as new, but its place may have been taken.
+            self._stuck.discard(me)
+            if self._closed or len(self._live) >= self._threads:
+                return False
+            self._live.add(me)
+            return True
+
+    def _abandon_overdue(self) -> None:
+        now = self._clock()
+        overdue = [job for job, start in self._running.items() if job.side is not None and now - start >= self._timeout]
+        for job in overdue:
+            del self._running[job]
+            thread = self._serving.pop(job)
+            self._live.discard(thread)
+            self._stuck.add(thread)
+            if len(self._stuck) <= self._max_stuck and not self._closed:
+                self._start_thread()
+            self._settle(job, Outcome(None, OverdueError(f"no answer within {self._timeout:g} s"), self._timeout))
+
+    def _settle(self, job: Job, outcome: Outcome) -> None:
+        if self._closed:
+            return
+        following = job.settle(outcome)
+        self._waiting.extendleft(reversed(following))
+        self._work.notify(len(following))
+        self._settled.append((job, outcome))
+        self._end.notify_all()
