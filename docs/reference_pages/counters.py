@@ -23,6 +23,7 @@ def counters_page() -> str:
             tiers["Movement"],
             stats,
             classes_of("kvcache_engine.sweep")["SweepPoint"],
+            classes_of("kvcache_engine.sweep")["SweepFailure"],
         ]
     )
 

@@ -7,6 +7,7 @@ import re
 import signal
 import subprocess
 import sys
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
@@ -88,6 +89,36 @@ def test_the_json_holds_every_request_in_order(folder, capsys):
     assert "hit rate" in printed.out
     assert "again" in printed.out
     assert "text: 0 of" in printed.err
+
+
+def test_radix_cache_saves_what_chunk_cache_computes_and_answers_the_same(folder, capsys):
+    def talk(name):
+        said = ("which tides are the highest?", "and which the lowest?", "thank you")
+        messages = [{"role": "system", "content": SYSTEM}, *({"role": "user", "content": f"{name}: {text}"} for text in said)]
+        return {"id": name, "messages": messages}
+
+    config = folder([talk("ada"), talk("bo"), *PROMPTS])
+    results = {}
+    for cache_type in ("chunk_cache", "radix_cache"):
+        status, results[cache_type] = run(config, "--cache-type", cache_type)
+        assert status == 0
+        printed = capsys.readouterr()
+        saved = sum(results[cache_type]["summary"]["cached_tokens"].values())
+        assert f" {saved} saved (device {saved}, host 0, storage 0)" in printed.out
+    chunk, radix = (results[name]["requests"] for name in ("chunk_cache", "radix_cache"))
+    assert [r["output_tokens"] for r in radix] == [r["output_tokens"] for r in chunk]
+    assert [r["text"] for r in radix] == [r["text"] for r in chunk]
+    assert all(sum(r["cached_tokens"].values()) == 0 for r in chunk)
+    for name in ("ada", "bo"):
+        turns = [r for r in radix if r["id"].startswith(name)]
+        for before, after in pairwise(turns):
+            assert after["cached_tokens"]["device"] >= before["prompt_tokens"] // 16 * 16
+    for name in results:
+        summary = results[name]["summary"]
+        assert summary["cache_type"] == name
+        assert sum(summary["cached_tokens"].values()) + summary["computed_tokens"] == summary["prompt_tokens"]
+    hit_rate = results["radix_cache"]["summary"]["hit_rate"]
+    assert hit_rate > 0.4 > results["chunk_cache"]["summary"]["hit_rate"] == 0
 
 
 def test_hicache_is_shown_at_start_and_at_the_end(folder, capsys):

@@ -90,6 +90,7 @@ def test_ratios_that_are_none(config, capsys, ratios, text):
         (["--ratios", "0.001"], "leaves no page"),
         (["--json", "/dev/null/out.json"], "--json"),
         (["--html", "/dev/null/out.html"], "--html"),
+        (["--json", "-", "--html", "-"], "standard output; give one of them a file"),
     ],
 )
 def test_a_sweep_that_cannot_start_exits_2_without_a_traceback(config, capsys, flags, text):
@@ -97,6 +98,27 @@ def test_a_sweep_that_cannot_start_exits_2_without_a_traceback(config, capsys, f
     printed = capsys.readouterr()
     assert text in printed.err
     assert "Traceback" not in printed.err
+
+
+def test_a_ratio_that_cannot_be_served_takes_nothing_from_the_others(config, capsys):
+    out, page = config.parent / "sweep.json", config.parent / "sweep.html"
+    assert main(["sweep", str(config), "--ratios", "0.001,1,1e9", "--json", str(out), "--html", str(page)]) == 1
+    data = json.loads(out.read_text(encoding="utf-8"))
+    assert [point["ratio"] for point in data["points"]] == [1]
+    assert [failure["ratio"] for failure in data["failures"]] == [0.001, 1e9]
+    assert "leaves no page" in data["failures"][0]["error"]
+    assert "leaves no page" in page.read_text(encoding="utf-8")
+    printed = capsys.readouterr()
+    assert "TTFT median" in printed.out
+    for ratio in ("0.001", "1e+09"):
+        assert f"ratio {ratio} could not be served: " in printed.err
+
+
+def test_what_no_ratio_changes_is_found_before_the_model_is_loaded(config, capsys):
+    assert main(["sweep", str(config), "--cache-type", "radix_cache", "--ratios", "0,1"]) == 2
+    printed = capsys.readouterr()
+    assert "no tiers" in printed.err
+    assert "reading tensors" not in printed.err
 
 
 def test_ctrl_c_keeps_the_ratios_that_were_complete(config):
@@ -149,7 +171,7 @@ def point(ratio, host):
 
 @pytest.mark.parametrize("points", [[], [point(0, 0.0)], [point(0.5, 0.1), point(1, 0.25)]])
 def test_the_page_needs_nothing_from_outside(points):
-    report = {"model": {"id": "<b>&"}, "page_size": 16, "interrupted": not points, "points": points}
+    report = {"model": {"id": "<b>&"}, "page_size": 16, "interrupted": not points, "points": points, "failures": []}
     text = sweep_page(report)
     page = Page()
     page.feed(text)

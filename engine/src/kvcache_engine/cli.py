@@ -40,11 +40,14 @@ def run(args: argparse.Namespace) -> int:
 def _serve(args: argparse.Namespace, job: Job) -> int:
     # Here, not above: `kvcache run --help` and every configuration error answer without waiting for jax.
     from kvcache_engine.engine import build_engine, load_engine_model
+    from kvcache_engine.freed_memory import keep_freed_memory
     from kvcache_engine.run import prepare_jax, serve
     from kvcache_engine.screen import LoadingModel, Screen
     from kvcache_engine.view import ProgressView
 
     job.check_cache()
+    if job.loaded.config.hicache is not None:
+        keep_freed_memory()
     prepare_jax(job.engine, job.loaded.folder)
     out = None if args.json_out is None else Output(args.json_out, "--json")
     with Screen(quiet=args.quiet, tables_aside=args.json_out == "-") as screen, Interrupt() as interrupt:

@@ -18,8 +18,10 @@ from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.registry import Registry
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_engine.config import EngineConfig
+from kvcache_engine.endings import Endings
 from kvcache_engine.executor import ModelExecutor, TokenSampler
 from kvcache_engine.kv_manager import KVManager
+from kvcache_engine.limits import Limits
 from kvcache_engine.mesh import make_mesh
 from kvcache_engine.model.loaded import LoadedModel, Progress, load_model
 from kvcache_engine.pools.page_allocator import PageAllocator
@@ -27,7 +29,7 @@ from kvcache_engine.pools.paged_kv_pool import PagedKVPool
 from kvcache_engine.pools.pool_set import EnginePools
 from kvcache_engine.runner import ModelRunner
 from kvcache_engine.sampling import Sampler
-from kvcache_engine.scheduler import Limits, Scheduler
+from kvcache_engine.scheduler import Scheduler
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,7 @@ def build_engine(
         KVManager(cache, allocators, page_size, engine.chunk_tokens),
         executor,
         limits,
-        model.tokenizer.end_ids,
-        model.tokenizer.decode,
+        Endings(model.tokenizer.end_ids, model.tokenizer.decode, context),
     )
     return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
 

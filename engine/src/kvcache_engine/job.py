@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from kvcache_core.config.flags import config_from_args
 from kvcache_core.config.load import LoadedConfig
+from kvcache_core.config.model import CacheConfig
 from kvcache_core.config.resolve import resolve, usual_model
 from kvcache_core.errors import ConfigError, KVCacheError
 from kvcache_core.registry.default import default_registry
@@ -28,12 +29,14 @@ class Job:
     engine: EngineConfig
     lines: Sequence[PromptLine]
 
-    def check_cache(self) -> None:
-        """Find out in a moment that a cache is not installed; the model, once it is loaded, has the last word.
+    def check_cache(self, variants: Sequence[CacheConfig] = ()) -> None:
+        """Find out in a moment that a cache is not installed, for the configuration or for one of `variants` of it; the model,
+        once it is loaded, has the last word.
 
         Raises ConfigError or PluginError.
         """
-        resolve(self.loaded.config, usual_model(self.loaded.config.model_class), default_registry())
+        for config in variants or (self.loaded.config,):
+            resolve(config, usual_model(config.model_class), default_registry())
 
     def located(self, work: Callable[[], R]) -> R:
         """Do `work`; an error that names a field is raised with the place where the field was given."""

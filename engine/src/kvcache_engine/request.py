@@ -83,6 +83,8 @@ class Request:
     """Covers the cached prefix while the request runs; None while queued or loading."""
     ticket: Ticket | None = None
     """The load the request waits for; its lock becomes the request's."""
+    fetched: tuple[int, int] = (0, 0)
+    """Positions [start, end) that storage delivered for it while it waited."""
     matched_device: int = 0
     """Device part of the match that is being loaded."""
     counts: TokenCounts = field(default_factory=TokenCounts)
@@ -108,12 +110,16 @@ class Request:
         return np.concatenate([self.spec.prompt_ids, np.asarray(self.output_ids, np.int32)])
 
     def count_cached(self, length: int, device_len: int) -> None:
-        """Account for a prefix taken from the cache: prompt tokens beyond what was already computed or counted."""
+        """Account for a prefix taken from the cache: prompt tokens beyond what was already computed or counted. What was fetched
+        for this request counts as storage, wherever it lies by now."""
         start, end = min(self.high_water, self.n_prompt), min(length, self.n_prompt)
         if end > start:
-            device = max(0, min(device_len, end) - start)
-            self.counts.device += device
-            self.counts.host += end - start - device
+            device_end = max(start, min(device_len, end))
+            stored = _overlap(self.fetched, (start, end))
+            on_device = device_end - start - _overlap(self.fetched, (start, device_end))
+            self.counts.storage += stored
+            self.counts.device += on_device
+            self.counts.host += end - start - stored - on_device
         self.high_water = max(self.high_water, length)
 
     def count_computed(self, start: int, end: int) -> None:
@@ -124,3 +130,7 @@ class Request:
         self.counts.computed += prompt
         self.counts.decoded += end - start - again - prompt
         self.high_water = max(self.high_water, end)
+
+
+def _overlap(a: tuple[int, int], b: tuple[int, int]) -> int:
+    return max(0, min(a[1], b[1]) - max(a[0], b[0]))

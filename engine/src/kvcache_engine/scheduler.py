@@ -1,13 +1,12 @@
 """Who runs next: continuous batching, chunked prefill, admission by what is free and evictable, preemption on shortage.
 
 A step decodes one token for every decoding request and prefills one chunk of the oldest prefilling one. It knows neither model
-nor cache type: an `Executor` turns rows into tokens, a `KVManager` keeps pages. Nothing is decided by wall-clock time.
+nor cache type: an `Executor` turns rows into tokens, a `KVManager` keeps pages, a `WaitingQueue` says who is ready. Wall-clock
+time decides nothing but how long a request waits for storage.
 """
 
-import math
 import time
-from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol, final
 
@@ -16,9 +15,15 @@ import numpy.typing as npt
 
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.results import Indices
-from kvcache_engine.errors import RequestError
+from kvcache_engine.endings import Endings
 from kvcache_engine.kv_manager import Admission, KVManager
+from kvcache_engine.limits import Limits
 from kvcache_engine.request import FinishReason, Phase, Request, RequestSpec, Sampling
+from kvcache_engine.waiting_queue import WaitingQueue
+
+PAUSE = 0.0002
+"""Seconds that a step waits in which nothing could be computed, since all that is under way are transfers: enough to leave the
+processor to the threads that do them, and far less than a page takes."""
 
 
 @dataclass(frozen=True, slots=True, eq=False)
@@ -40,16 +45,6 @@ class Executor(Protocol):
     def idle(self) -> None:
         """Dispatch queued transfers although nothing is computed."""
         ...
-
-
-@dataclass(frozen=True, slots=True)
-class Limits:
-    """Bounds of a scheduler. `context`: tokens of prompt and answer together; `vocab_size` bounds token ids."""
-
-    context: int
-    vocab_size: int
-    chunk_tokens: int
-    max_running: int
 
 
 @dataclass(slots=True)
@@ -80,18 +75,20 @@ class Scheduler:
         kv: KVManager,
         executor: Executor,
         limits: Limits,
-        end_tokens: Collection[int],
-        detokenize: Callable[[Sequence[int]], str],
+        endings: Endings,
+        fetch_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
+        pause: Callable[[float], None] = time.sleep,
     ) -> None:
+        """`fetch_timeout`: as in `WaitingQueue`. `pause(seconds)` is called in steps that could compute nothing."""
         self._cache = cache
         self._kv = kv
         self._executor = executor
         self._limits = limits
-        self._end_tokens = frozenset(end_tokens)
-        self._detokenize = detokenize
+        self._endings = endings
         self._clock = clock
-        self._waiting: deque[Request] = deque()
+        self._pause = pause
+        self._waiting = WaitingQueue(cache, fetch_timeout, clock)
         self._running: list[Request] = []  # in order of admission
         self._finished: list[Request] = []
         self.stats = SchedulerStats()
@@ -99,6 +96,11 @@ class Scheduler:
     @property
     def waiting(self) -> Sequence[Request]:
         return tuple(self._waiting)
+
+    @property
+    def fetching(self) -> int:
+        """Waiting requests for which storage is being read."""
+        return self._waiting.fetching
 
     @property
     def running(self) -> Sequence[Request]:
@@ -115,9 +117,11 @@ class Scheduler:
         Raises:
             RequestError: it can never be served; the text says why. Other requests are not affected.
         """
-        self._check(spec)
-        request = Request(spec, self._kv.new_pages(), submitted_at=self._clock())
-        self._waiting.append(request)
+        self._limits.check(spec, self._kv.fits)
+        started = self._clock()
+        request = Request(spec, self._kv.new_pages(), submitted_at=started)
+        self._waiting.add(request)
+        self._spend(started)
         return request
 
     def abort(self, request: Request) -> None:
@@ -144,6 +148,8 @@ class Scheduler:
             self._prefill(prefilling)
         if not decoding and prefilling is None:
             self._executor.idle()
+            if self.busy and not self._finished:
+                self._pause(PAUSE)
         finished, self._finished = self._finished, []
         return finished
 
@@ -151,49 +157,23 @@ class Scheduler:
         """Verify the cache and that every page has exactly one owner. Raises IntegrityError."""
         self._kv.check_integrity([*self._waiting, *self._running])
 
-    def _check(self, spec: RequestSpec) -> None:
-        n, ids = len(spec.prompt_ids), spec.prompt_ids
-        limits, sampling = self._limits, spec.sampling
-        if n == 0:
-            raise RequestError(f"request {spec.id!r}: the prompt is empty")
-        if n >= limits.context:
-            raise RequestError(
-                f"request {spec.id!r}: the prompt has {n} tokens, but the context holds {limits.context}, answer included"
-            )
-        if int(ids.min()) < 0 or int(ids.max()) >= limits.vocab_size:
-            raise RequestError(f"request {spec.id!r}: token ids must lie in [0, {limits.vocab_size})")
-        if spec.max_tokens < 1:
-            raise RequestError(f"request {spec.id!r}: max_tokens must be at least 1, not {spec.max_tokens}")
-        if not (math.isfinite(sampling.temperature) and sampling.temperature >= 0):
-            raise RequestError(f"request {spec.id!r}: temperature must be 0 or more, not {sampling.temperature}")
-        if not 0 < sampling.top_p <= 1:
-            raise RequestError(f"request {spec.id!r}: top_p must be in (0, 1], not {sampling.top_p}")
-        # The last token is drawn, and never computed.
-        longest = min(n + spec.max_tokens, limits.context) - 1
-        if not self._kv.fits(longest):
-            raise RequestError(
-                f"request {spec.id!r}: prompt and answer may need {longest} tokens, more than the whole device pool; "
-                "raise engine.device_tokens or lower max_tokens"
-            )
-
     def _admit(self) -> None:
         # One prompt is computed at a time. Whoever comes next is matched only when its turn has come, so that it finds what the
         # ones before it computed, and holds no pages while it waits. A load does not hold up the others.
-        while (
-            self._waiting
-            and len(self._running) < self._limits.max_running
-            and not any(request.phase is Phase.PREFILL for request in self._running)
-        ):
-            request = self._waiting[0]
+        while len(self._running) < self._limits.max_running and not any(r.phase is Phase.PREFILL for r in self._running):
+            request = self._waiting.ready()
+            if request is None:
+                break
             outcome = self._kv.admit(request, running=len(self._running))
             if outcome is Admission.SHORT:
-                if not self._running and not self._kv.in_flight():
-                    # Nothing runs and nothing will come free: waiting would never end.
-                    self._waiting.popleft()
-                    self._conclude(request, "error", "no room for its first chunk although no other request runs")
-                    continue
-                return
-            self._waiting.popleft()
+                # Whoever comes later must not take the room either, or a large request would never have its turn.
+                if self._running or self._kv.in_flight():
+                    break
+                # Nothing runs and nothing will come free: waiting would never end.
+                self._waiting.remove(request)
+                self._conclude(request, "error", "no room for its first chunk although no other request runs")
+                continue
+            self._waiting.remove(request)
             self._running.append(request)
         self.stats.peak_running = max(self.stats.peak_running, len(self._running))
 
@@ -230,7 +210,7 @@ class Scheduler:
         else:
             self._kv.finish(request)
         self._running.remove(request)
-        self._waiting.appendleft(request)
+        self._waiting.put_back(request)
         request.phase = Phase.QUEUED
         request.computed = 0
         request.preemptions += 1
@@ -273,22 +253,11 @@ class Scheduler:
         request.output_ids.append(token)
         if request.first_token_at is None:
             request.first_token_at = self._clock()
-        reason = self._reason_to_stop(request, token)
+        reason = self._endings.reason(request)
         if reason is not None:
             self._kv.finish(request)
             self._leave(request)
             self._conclude(request, reason)
-
-    def _reason_to_stop(self, request: Request, token: int) -> FinishReason | None:
-        if token in self._end_tokens:
-            return "stop"
-        if request.spec.stop:
-            text = self._detokenize(request.output_ids)
-            if any(stop in text for stop in request.spec.stop):
-                return "stop"
-        if len(request.output_ids) >= request.spec.max_tokens or request.n_tokens >= self._limits.context:
-            return "length"
-        return None
 
     def _leave(self, request: Request) -> None:
         if request in self._running:
@@ -301,20 +270,12 @@ class Scheduler:
         request.finish_reason = reason
         request.error = error
         request.finished_at = self._clock()
-        request.text = self._answer(request)
+        request.text = self._endings.text(request)
 
     def _conclude(self, request: Request, reason: FinishReason, error: str | None = None) -> None:
         """End a request that this step reports."""
         self._end(request, reason, error)
         self._finished.append(request)
-
-    def _answer(self, request: Request) -> str:
-        ids = request.output_ids
-        if ids and ids[-1] in self._end_tokens:
-            ids = ids[:-1]
-        text = self._detokenize(ids)
-        ends = [text.find(stop) for stop in request.spec.stop if stop in text]
-        return text[: min(ends)] if ends else text
 
     def _spend(self, started: float) -> None:
         self.stats.cache_seconds += self._clock() - started

@@ -4,10 +4,12 @@ One model and one set of compiled programs serve all sizes, so that they differ 
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from statistics import median, quantiles
 from typing import Any, TypedDict
 
 from kvcache_core.config.model import CacheConfig, HiCacheConfig
+from kvcache_core.errors import KVCacheError
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.engine import Engine, build_engine
 from kvcache_engine.model.loaded import LoadedModel
@@ -49,6 +51,23 @@ class SweepPoint(TypedDict):
     """Tokens that were given up, by reason."""
 
 
+class SweepFailure(TypedDict):
+    """A ratio for which no cache could be built: `failures` in the JSON of `kvcache sweep` are a list of these."""
+
+    ratio: float
+    """Size of L2 as a multiple of L1."""
+    error: str
+    """What was wrong."""
+
+
+@dataclass(frozen=True, slots=True)
+class SweepResult:
+    """Both in the order of the ratios."""
+
+    points: Sequence[SweepPoint]
+    failures: Sequence[SweepFailure]
+
+
 def with_ratio(config: CacheConfig, ratio: float) -> CacheConfig:
     """`config` with an L2 of `ratio` times L1, sized in no other way; ratio 0 takes L2 away, storage included."""
     if ratio == 0:
@@ -67,27 +86,32 @@ def sweep(
     stop: Stop,
     *,
     warm_up: bool = True,
-) -> list[SweepPoint]:
+) -> SweepResult:
     """Serve `lines` for every ratio. `views(what)` gives the view of one pass. With `warm_up` the first ratio is served once more
-    before, and not reported, so that no point pays for compilation. What `stop` cut short is not a point.
+    before, and not reported, so that no point pays for compilation. What `stop` cut short is not a point, and a ratio for which
+    no cache can be built takes nothing from the others.
 
     Raises:
-        ConfigError, PluginError: a ratio for which no cache can be built; the points before it are lost.
+        ConfigError, PluginError: no cache can be built for any of the ratios.
     """
     points: list[SweepPoint] = []
-    passes = [(f"ratio {ratio:g}", ratio) for ratio in ratios]
-    if warm_up:
-        passes.insert(0, ("warm-up", ratios[0]))
+    failures: list[SweepFailure] = []
     like: Engine | None = None
-    for what, ratio in passes:
-        engine = build_engine(with_ratio(config, ratio), engine_config, model, like=like)
-        report = serve(engine, engine_config, lines, views(what), stop)
-        if stop.requested:
-            break
-        like = engine
-        if what != "warm-up":
-            points.append(_point(ratio, report))
-    return points
+    for ratio in ratios:
+        try:
+            for what in [f"ratio {ratio:g}"] if like is not None or not warm_up else ["warm-up", f"ratio {ratio:g}"]:
+                engine = build_engine(with_ratio(config, ratio), engine_config, model, like=like)
+                report = serve(engine, engine_config, lines, views(what), stop)
+                if stop.requested:
+                    return SweepResult(points, failures)
+                like = engine
+                if what != "warm-up":
+                    points.append(_point(ratio, report))
+        except KVCacheError as error:
+            if like is None and ratio == ratios[-1]:
+                raise
+            failures.append({"ratio": ratio, "error": str(error)})
+    return SweepResult(points, failures)
 
 
 def _point(ratio: float, report: RunReport) -> SweepPoint:

@@ -5,6 +5,7 @@ import math
 from functools import partial
 
 from kvcache_core.config.flags import add_cache_flags
+from kvcache_core.errors import KVCacheError
 from kvcache_engine.interrupt import Interrupt
 from kvcache_engine.job import Job, add_job_arguments, job_from_args
 from kvcache_engine.output import Output
@@ -18,8 +19,9 @@ EPILOG = """examples:
 the workload is served once for every ratio (size of L2 as a multiple of L1; 0 is without L2) by one model and one set of compiled
 programs, and once before that for compilation alone. Everything else is as the configuration says.
 
-exit status: 0 every ratio was measured and all requests were answered; 1 some requests were not; 2 the configuration, the model
-or the prompts file cannot be used; 130 interrupted (the ratios that were complete are printed and written)."""
+exit status: 0 every ratio was measured and all requests were answered; 1 some requests were not, or a ratio could not be served
+(the others are); 2 the configuration, the model or the prompts file cannot be used; 130 interrupted (the ratios that were
+complete are printed and written)."""
 
 DEFAULT = "0.5,1,2,4"
 
@@ -61,21 +63,25 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _sweep(args: argparse.Namespace, job: Job) -> int:
+    if args.json_out == args.html_out == "-":
+        raise KVCacheError("--json - and --html - cannot both be written to standard output; give one of them a file")
     # Here, not above: `kvcache sweep --help` and every configuration error answer without waiting for jax.
     from kvcache_engine.engine import load_engine_model
+    from kvcache_engine.freed_memory import keep_freed_memory
     from kvcache_engine.run import prepare_jax
     from kvcache_engine.screen import LoadingModel, Screen
-    from kvcache_engine.sweep import sweep
+    from kvcache_engine.sweep import sweep, with_ratio
     from kvcache_engine.sweep_page import sweep_page
     from kvcache_engine.sweep_view import PassView, sweep_table
 
-    job.check_cache()
+    job.check_cache([with_ratio(job.loaded.config, ratio) for ratio in args.ratios])
+    keep_freed_memory()
     prepare_jax(job.engine, job.loaded.folder)
     json_out = None if args.json_out is None else Output(args.json_out, "--json")
     html_out = None if args.html_out is None else Output(args.html_out, "--html")
     with Screen(quiet=args.quiet, tables_aside="-" in (args.json_out, args.html_out)) as screen, Interrupt() as interrupt:
         model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
-        points = sweep(
+        result = sweep(
             model,
             job.loaded.config,
             job.engine,
@@ -90,13 +96,16 @@ def _sweep(args: argparse.Namespace, job: Job) -> int:
         "page_size": job.loaded.config.page_size,
         "engine": job.engine.model_dump(),
         "interrupted": interrupt.requested,
-        "points": points,
+        "points": result.points,
+        "failures": result.failures,
     }
     if json_out is not None:
         json_out.write_json(report)
     if html_out is not None:
         html_out.write(sweep_page(report))
-    screen.show(sweep_table(points))
+    screen.show(sweep_table(result.points))
+    for failure in result.failures:
+        screen.say(f"ratio {failure['ratio']:g} could not be served: {failure['error']}", "red")
     if interrupt.requested:
         return 130
-    return 1 if any(point["errors"] for point in points) else 0
+    return 1 if result.failures or any(point["errors"] for point in result.points) else 0

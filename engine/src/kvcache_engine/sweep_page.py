@@ -45,6 +45,8 @@ def sweep_page(report: Mapping[str, Any]) -> str:
             _figure(_times(points), "Seconds from queueing to the first token; waiting for other requests is part of it.")
         )
         body.append("<h2>Figures</h2>\n" + _table(points))
+    for failure in report["failures"]:
+        body.append(f"<p>Ratio {failure['ratio']:g} could not be served: {escape(failure['error'])}</p>")
     parts = "\n".join(body)
     return (
         '<!doctype html>\n<html lang="en">\n<head>\n<meta charset="utf-8">\n'
