@@ -95,6 +95,14 @@ class CapturedPages:
             self._batches = tuple(made)
         return self._batches
 
+    def write_into(self, outputs: Sequence[memoryview]) -> None:
+        """Write each page's raw bytes, array after array, to the writable output of the same place (`payload_bytes` of the
+        layout): for storage. Blocks until the pages are there, and may run on any thread."""
+        sources: dict[int, PageSource] = dict(self._loose)
+        for pages, positions in self._direct:
+            sources.update((int(p), PageSource(pages, row)) for row, p in enumerate(positions) if p != SKIP)
+        self._layout.write_payloads([sources[position] for position in range(self._n)], outputs)
+
     def to_numpy(self) -> Any:
         """A copy as the same pytree of numpy arrays, [n, ...] each, in the order asked for: for storage and diagnosis. Blocks,
         and may run on any thread."""

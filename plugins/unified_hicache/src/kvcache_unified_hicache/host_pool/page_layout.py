@@ -35,7 +35,8 @@ class PageSource(NamedTuple):
 class PageLayout:
     """`struct`: one page as `DevicePool.host_struct` describes it.
 
-    `page_bytes` counts every device's copy, so replicated arrays count as often as they are stored.
+    `page_bytes` counts every device's copy, so replicated arrays count as often as they are stored; `payload_bytes` counts each
+    array once, as a whole. A page's payload is the raw bytes of its arrays, one after the other, whatever devices they lie on.
     """
 
     def __init__(self, struct: Pages) -> None:
@@ -61,6 +62,10 @@ class PageLayout:
         self._spans = [(end - size, end) for end, size in zip(ends, sizes, strict=True)]
         self._device_bytes: int = ends[-1]
         self.page_bytes = self._device_bytes * len(self.devices)
+        whole = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
+        starts = [0, *np.cumsum(whole).tolist()]
+        self._places = list(zip(starts[:-1], starts[1:], strict=True))
+        self.payload_bytes: int = starts[-1]
         self._on = [SingleDeviceSharding(device, memory_kind="pinned_host") for device in self.devices]
         mesh = Mesh(np.array(self.devices, dtype=object), ("device",))
         self._packed_sharding = NamedSharding(mesh, PartitionSpec("device"), memory_kind="pinned_host")
@@ -106,6 +111,45 @@ class PageLayout:
             parts = [on_device[leaf] for on_device in placed]
             arrays.append(jax.make_array_from_single_device_arrays((rows, *shape), sharding, parts))
         return self._tree(arrays)
+
+    def write_payloads(self, sources: Sequence[PageSource], outputs: Sequence[memoryview]) -> None:
+        """Write the payload of each of the pages `sources` to the output of the same place, `payload_bytes` long each. Blocks until
+        all sources are there."""
+        if len(self.devices) > 1:
+            self._write_joined(sources, outputs)
+            return
+        views = {id(s.pages): self._byte_rows(s.pages) if s.row >= 0 else self._packed_rows(s.pages) for s in sources}
+        for source, output in zip(sources, outputs, strict=True):
+            row = max(source.row, 0)
+            for (start, end), leaf in zip(self._places, views[id(source.pages)][0], strict=True):
+                output[start:end] = leaf[row].data
+
+    def from_payloads(self, payloads: Sequence[bytes | memoryview]) -> Pages:
+        """A new batch of pages with these payloads in that order, at most MAX_ROWS, padded to a power of two with rows of no
+        meaning. The inverse of `write_payloads`; complete when it returns.
+
+        Raises ValueError for a payload of another length.
+        """
+        assert 0 < len(payloads) <= MAX_ROWS
+        if any(len(payload) != self.payload_bytes for payload in payloads):
+            raise ValueError(f"a payload of these pages has {self.payload_bytes} bytes, not {[len(p) for p in payloads]}")
+        rows = 1 << (len(payloads) - 1).bit_length()
+        views = [np.frombuffer(payload, np.uint8) for payload in payloads]
+        leaves: list[jax.Array] = []
+        for (start, end), shape, dtype, sharding in zip(self._places, self.shapes, self.dtypes, self.shardings, strict=True):
+            stacked = _aligned(rows * (end - start))
+            np.concatenate([view[start:end] for view in views], out=stacked[: len(views) * (end - start)])
+            leaves.append(jax.device_put(stacked.view(dtype).reshape(rows, *shape), sharding))
+        jax.block_until_ready(leaves)
+        return self._tree(leaves)
+
+    def _write_joined(self, sources: Sequence[PageSource], outputs: Sequence[memoryview]) -> None:
+        for first in range(0, len(sources), MAX_ROWS):
+            chunk = sources[first : first + MAX_ROWS]
+            arrays = [np.asarray(leaf) for leaf in jax.tree.leaves(self.assemble(chunk))]
+            for row, output in enumerate(outputs[first : first + MAX_ROWS]):
+                for (start, end), array in zip(self._places, arrays, strict=True):
+                    output[start:end] = np.ascontiguousarray(array[row]).reshape(-1).view(np.uint8).data
 
     def _tree(self, leaves: Sequence[Any]) -> Pages:
         return jax.tree.unflatten(self._treedef, leaves)
