@@ -1,0 +1,224 @@
+"""The Optional parts of the kit, each switched by the capability of its name: `persistent`, `shared`, `scan`, `capacity`."""
+
+import time
+from abc import ABC
+from contextlib import suppress
+from functools import partial
+
+import pytest
+
+from kvcache_conformance.storage_bench import SCOPE, StorageBench, content, expect_exists, expect_pages, in_threads, new_keys
+from kvcache_conformance.storage_kit import StorageKit
+from kvcache_conformance.storage_processes import OtherProcess, StorageOpener, fetch_pages, store_pages, write_and_read
+from kvcache_conformance.storage_thread_tests import expect_whole
+from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
+
+PAGE_BYTES = 16_384
+LIMIT = 10 * PAGE_BYTES
+A_DAY = 86_400.0
+
+
+class PersistentStorageTests(StorageKit, ABC):
+    """Pages survive closing and opening again."""
+
+    def test_pages_are_there_after_opening_again(self, bench: StorageBench) -> None:
+        self.part("persistent")
+        storage, keys = bench.open(), new_keys(5)
+        storage.set(keys, [content(size) for size in (0, 1, 5000, 70_000, 10)])
+        storage.set(keys[4:], [content(20)])
+        storage.delete(keys[1:2])
+        bench.close(storage)
+        expect_pages(bench.open(), keys, [b"", None, content(5000), content(70_000), content(20)])
+
+    def test_changes_go_on_after_opening_again(self, bench: StorageBench) -> None:
+        self.part("persistent")
+        keys = new_keys(3)
+        for number in range(4):
+            storage = bench.open()
+            storage.set(keys, [content(100, number)] * 3)
+            storage.delete(keys[number % 3 :][:1])
+            expect_exists(storage, keys, [at != number % 3 for at in range(3)])
+            bench.close(storage)
+
+    def test_pages_of_another_process_are_there(self, bench: StorageBench) -> None:
+        self.part("persistent")
+        keys = new_keys(3)
+        values = [content(size) for size in (0, 100, 70_000)]
+        opener = self._opener(bench)
+        OtherProcess(store_pages, opener, keys[:2], values[:2]).result()
+        storage = bench.open()
+        expect_pages(storage, keys, [*values[:2], None])
+        storage.set(keys[2:], values[2:])
+        bench.close(storage)
+        found = OtherProcess(fetch_pages, opener, keys).result()
+        assert found == values, "another process does not find the pages of this one"
+
+    def _opener(self, bench: StorageBench) -> StorageOpener:
+        opener = self.opener(bench.place, SCOPE)
+        if opener is None:
+            pytest.skip("only an installed backend can be opened in another process: see InstalledStorageTests")
+        return opener
+
+
+class SharedStorageTests(StorageKit, ABC):
+    """Several openers at once."""
+
+    def test_openers_see_each_others_pages(self, bench: StorageBench) -> None:
+        self.part("shared")
+        first, second, (key,) = bench.open(), bench.open(), new_keys(1)
+        expect_pages(second, [key], [None])
+        first.set([key], [content(100, 1)])
+        expect_pages(second, [key], [content(100, 1)])
+        second.set([key], [content(50, 2)])
+        expect_pages(first, [key], [content(50, 2)])
+        first.delete([key])
+        expect_pages(second, [key], [None])
+
+    def test_an_opener_goes_on_when_another_is_closed(self, bench: StorageBench) -> None:
+        self.part("shared")
+        first, second, keys = bench.open(), bench.open(), new_keys(2)
+        first.set(keys[:1], [content(100)])
+        bench.close(first)
+        expect_pages(second, keys, [content(100), None])
+        second.set(keys, [content(7), content(8)])
+        expect_pages(bench.open(), keys, [content(7), content(8)])
+
+    def test_openers_that_write_the_same_keys_at_once(self, bench: StorageBench) -> None:
+        self.part("shared")
+        storages, keys = [bench.open() for _ in range(3)], new_keys(4)
+        values = [content(size, size) for size in (10, 70_000, 3000)]
+
+        def work(storage: HiCacheStorage, first: int) -> None:
+            for number in range(first, first + 20):
+                storage.set(keys, [values[number % len(values)]] * len(keys))
+                expect_whole(storage, keys, values)
+
+        in_threads(*(partial(work, storage, at) for at, storage in enumerate(storages)))
+        for storage in storages:
+            expect_whole(storage, keys, values)
+            expect_exists(storage, keys, [True] * len(keys))
+
+    def test_processes_that_write_the_same_keys_at_once(self, bench: StorageBench) -> None:
+        self.part("shared")
+        keys, values = new_keys(4), [content(size, size) for size in (10, 70_000, 3000)]
+        opener = self.opener(bench.place, SCOPE)
+        if opener is None:
+            pytest.skip("only an installed backend can be opened in another process: see InstalledStorageTests")
+        other = OtherProcess(write_and_read, opener, keys, values, 30)
+        storage = bench.open()
+        for number in range(60):
+            storage.set(keys, [values[number % len(values)]] * len(keys))
+            expect_whole(storage, keys, values)
+        found = other.result()
+        assert all(value is None or value in values for value in found), "another process has read what nobody has set"
+        expect_whole(storage, keys, values)
+        expect_exists(storage, keys, [True] * len(keys))
+
+
+class ScanStorageTests(StorageKit, ABC):
+    """`scan` names what is there."""
+
+    def test_scan_names_every_page_of_every_scope(self, bench: StorageBench) -> None:
+        self.part("scan")
+        scopes = [SCOPE, StorageScope("conformance", 64), StorageScope("org/name", 16), StorageScope("org_name", 16)]
+        keys, wanted = new_keys(8), dict[str, tuple[str, int, int]]()
+        for number, scope in enumerate(scopes):
+            storage = bench.open(scope)
+            mine = keys[2 * number :][:2]
+            storage.set(mine, [content(0), content(1000 + number)])
+            wanted |= {key: (*_tuple(scope), size) for key, size in zip(mine, (0, 1000 + number), strict=True)}
+        found = [page for page in bench.open().scan() if page.key in wanted]
+        assert {page.key: (page.model_id, page.page_size, page.nbytes) for page in found} == wanted
+        assert len(found) == len(wanted), "scan named a page twice"
+        now = time.time()
+        assert all(abs(page.used - now) < A_DAY for page in found), "`used` is not in seconds since the epoch"
+
+    def test_scan_follows_changes(self, bench: StorageBench) -> None:
+        self.part("scan")
+        storage, keys = bench.open(), new_keys(3)
+        storage.set(keys, [content(10)] * 3)
+        storage.set(keys[:1], [content(2000)])
+        storage.delete(keys[1:2])
+        found = {page.key: page.nbytes for page in storage.scan() if page.key in keys}
+        assert found == {keys[0]: 2000, keys[2]: 10}
+
+    def test_what_scan_names_can_be_deleted_meanwhile(self, bench: StorageBench) -> None:
+        """As `kvcache storage prune` does it: an opener for each scope."""
+        self.part("scan")
+        scopes = [SCOPE, StorageScope("org/name", 64)]
+        opened = {_tuple(scope): bench.open(scope) for scope in scopes}
+        keys = {scope: new_keys(30) for scope in opened}
+        for scope, storage in opened.items():
+            storage.set(keys[scope], [content(100)] * 30)
+        mine = {key for some in keys.values() for key in some}
+        for page in bench.open().scan():
+            if page.key in mine:
+                opened[page.model_id, page.page_size].delete([page.key])
+        for scope, storage in opened.items():
+            expect_exists(storage, keys[scope], [False] * 30)
+        assert not [page for page in bench.open().scan() if page.key in mine]
+
+
+class CapacityStorageTests(StorageKit, ABC):
+    """`max_bytes` bounds what is kept. Nothing is said of how close a backend comes to it, except that it is half used."""
+
+    def test_three_times_the_limit_leaves_the_newest(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        storage, keys = bench.open_limited(LIMIT), new_keys(30)
+        for number, key in enumerate(keys):
+            storage.set([key], [content(PAGE_BYTES, number)])
+            _expect_bounded(storage, keys, LIMIT)
+            # Asking is no use: the oldest goes all the same.
+            storage.exists(keys[:1])
+        expect_pages(storage, keys[-5:], [content(PAGE_BYTES, number) for number in range(25, 30)])
+        expect_exists(storage, keys[:10], [False] * 10)
+
+    def test_a_batch_above_the_limit_leaves_it_bounded(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        storage, keys = bench.open_limited(LIMIT), new_keys(30)
+        storage.set(keys, [content(PAGE_BYTES, number) for number in range(30)])
+        _expect_bounded(storage, keys, LIMIT)
+        for number, value in enumerate(storage.get(keys)):
+            assert value in (None, content(PAGE_BYTES, number)), "a value is wrong"
+
+    def test_overwriting_and_deleting_take_no_room(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        storage, keys = bench.open_limited(LIMIT), new_keys(5)
+        for number in range(6):
+            storage.set(keys, [content(PAGE_BYTES, number)] * 5)
+        expect_pages(storage, keys, [content(PAGE_BYTES, 5)] * 5)
+        for number in range(6):
+            more = new_keys(3)
+            storage.set(more, [content(PAGE_BYTES // 2, number)] * 3)
+            storage.delete(more)
+        expect_pages(storage, keys, [content(PAGE_BYTES, 5)] * 5)
+
+    def test_a_value_above_the_limit_harms_nothing(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        storage, (huge, small) = bench.open_limited(LIMIT), new_keys(2)
+        with suppress(Exception):  # a backend may refuse it, in whatever words
+            storage.set([huge], [content(2 * LIMIT)])
+        expect_pages(storage, [huge], [None])
+        storage.set([small], [content(PAGE_BYTES)])
+        expect_pages(storage, [small], [content(PAGE_BYTES)])
+
+    def test_a_lower_limit_holds_after_opening_again(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        self.part("persistent")
+        storage, keys = bench.open_limited(LIMIT), new_keys(9)
+        storage.set(keys[:8], [content(PAGE_BYTES)] * 8)
+        bench.close(storage)
+        storage = bench.open_limited(LIMIT // 2)
+        storage.set(keys[8:], [content(PAGE_BYTES)])
+        _expect_bounded(storage, keys, LIMIT // 2)
+        expect_exists(storage, keys[8:], [True])
+
+
+def _tuple(scope: StorageScope) -> tuple[str, int]:
+    return scope.model_id, scope.page_size
+
+
+def _expect_bounded(storage: HiCacheStorage, keys: list[str], limit: int) -> None:
+    """All values have PAGE_BYTES."""
+    kept = PAGE_BYTES * sum(storage.exists(keys))
+    assert kept <= limit, f"{kept} bytes are kept, the limit is {limit}"

@@ -1,0 +1,85 @@
+"""The simplest storage that passes every part of the kit: a dictionary that openers share. The kit's tests plant faults in it."""
+
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from typing import final
+
+from kvcache_conformance.storage_kit import RawStorage
+from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredPage, Value
+
+Place = tuple[str, int, str]
+
+
+@final
+class ToyDisk:
+    """What outlives an opener. `pages` is in the order of the last writing; use it under `lock`."""
+
+    def __init__(self) -> None:
+        self.lock = threading.Lock()
+        self.pages: dict[Place, bytes] = {}
+
+
+class ToyStorage(HiCacheStorage):
+    """One opener. `max_bytes`: of the values of all scopes; None for no limit."""
+
+    def __init__(self, disk: ToyDisk, scope: StorageScope, max_bytes: int | None = None) -> None:
+        self.disk = disk
+        self.scope = scope
+        self.max_bytes = max_bytes
+
+    def exists(self, keys: Sequence[str]) -> list[bool]:
+        with self.disk.lock:
+            return [self.place(key) in self.disk.pages for key in keys]
+
+    def get(self, keys: Sequence[str]) -> list[bytes | None]:
+        with self.disk.lock:
+            return [self.disk.pages.get(self.place(key)) for key in keys]
+
+    def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        for key, value in zip(keys, values, strict=True):
+            with self.disk.lock:
+                self.put(self.place(key), bytes(value))
+
+    def delete(self, keys: Sequence[str]) -> None:
+        with self.disk.lock:
+            for key in keys:
+                self.disk.pages.pop(self.place(key), None)
+
+    def scan(self) -> Iterator[StoredPage]:
+        with self.disk.lock:
+            pages = [*self.disk.pages.items()]
+        for (model_id, page_size, key), value in pages:
+            yield StoredPage(key, model_id, page_size, len(value), time.time())
+
+    def place(self, key: str) -> Place:
+        return self.scope.model_id, self.scope.page_size, key
+
+    def put(self, place: Place, value: bytes) -> None:
+        """Store one value as the newest, and make room first; the caller holds the lock."""
+        pages = self.disk.pages
+        pages.pop(place, None)
+        if self.max_bytes is not None:
+            if len(value) > self.max_bytes:
+                return
+            while sum(map(len, pages.values())) + len(value) > self.max_bytes:
+                del pages[next(iter(pages))]
+        pages[place] = value
+
+
+@final
+class ToyRaw(RawStorage):
+    """The dictionary itself."""
+
+    def __init__(self, disk: ToyDisk, scope: StorageScope) -> None:
+        self._disk = disk
+        self._scope = (scope.model_id, scope.page_size)
+
+    def read(self, key: str) -> bytes | None:
+        return self._disk.pages.get((*self._scope, key))
+
+    def write(self, key: str, value: bytes) -> None:
+        self._disk.pages[(*self._scope, key)] = value
+
+    def remove(self, key: str) -> None:
+        del self._disk.pages[(*self._scope, key)]
