@@ -36,8 +36,8 @@ KEYS_A_CALL: Final = 1024
 @dataclass(frozen=True, slots=True)
 class GuardSettings:
     """`timeout`: seconds for one call into the backend. `batch_bytes`: of pages in one call. `max_bytes_in_flight`: of all
-    requests under way. `workers`: calls at a time. `failures_to_open`: failing calls in a row after which the backend is left alone
-    for `retry_after` seconds. `max_stuck`: hanging threads that are replaced by new ones."""
+    requests under way. `workers`: calls at a time. `failures_to_open`: failing calls in a row after which the backend is left
+    alone for `retry_after` seconds. `max_stuck`: hanging threads that are replaced by new ones."""
 
     timeout: float = 5.0
     batch_bytes: int = 8 << 20
