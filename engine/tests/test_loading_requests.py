@@ -3,15 +3,14 @@
 The cache under the scheduler keeps one known prefix "on the host"; each `load` gives the next scripted outcome.
 """
 
-from collections import Counter, deque
+from collections import Counter
 
 import numpy as np
 import pytest
 
+from kvcache_conformance.scripted_cache import ScriptedCache
 from kvcache_conformance.token_store import TokenStore, answer
-from kvcache_core.contracts.cache import BasePrefixCache
-from kvcache_core.contracts.locks import Lock, Refused, Ticket
-from kvcache_core.contracts.results import NO_INDICES, InsertResult, MatchResult, Segment, SizeInfo
+from kvcache_core.contracts.locks import Refused
 from kvcache_core.errors import IntegrityError, LockError
 from kvcache_engine.endings import Endings
 from kvcache_engine.kv_manager import KVManager
@@ -24,124 +23,11 @@ PAGE, VOCAB = 4, 97
 BASE = np.random.default_rng(1).integers(6, VOCAB, 32).astype(np.int32)
 
 
-class ScriptLock(Lock):
-    def __init__(self, indices):
-        self.indices = indices
-
-    @property
-    def length(self):
-        return len(self.indices) * PAGE
-
-    def segment(self, component):
-        return Segment(0, self.length, self.indices)
-
-
-class ScriptTicket(Ticket):
-    def __init__(self, cache, lock, outcome, polls):
-        self.cache, self._lock, self.outcome, self.polls = cache, lock, outcome, polls
-
-    @property
-    def lock(self):
-        return self._lock
-
-    @property
-    def done(self):
-        return self.polls == 0
-
-    @property
-    def ok(self):
-        return self.done and self.outcome == "ok"
-
-    def wait(self, timeout):
-        raise AssertionError("a scheduler never blocks on a load")
-
-    def cancel(self):
-        self.cache.events["cancel"] += 1
-        self.cache.unlock_ref(self._lock)
-
-
-class ScriptedCache(BasePrefixCache):
-    """Loads give the device pages of `BASE` to exactly one lock each; releasing it frees them."""
-
-    def __init__(self, allocator, store, script, polls):
-        super().__init__()
-        self.allocator, self.store, self.script, self.polls = allocator, store, deque(script), polls
-        self.locks, self.tickets = set(), []
-        self.events = Counter()
-
-    def match_prefix(self, ids, extra_key=()):
-        n = min(len(ids), len(BASE))
-        same = np.flatnonzero(ids[:n] != BASE[:n])
-        length = (int(same[0]) if len(same) else n) // PAGE * PAGE
-        return MatchResult(None, 0, length, length)
-
-    def lock_ref(self, match, length=None, *, host=False):
-        lock = ScriptLock(NO_INDICES)
-        self.locks.add(lock)
-        return lock
-
-    def unlock_ref(self, lock, component=None):
-        assert isinstance(lock, ScriptLock)
-        if lock not in self.locks:
-            raise LockError("released twice")
-        self.locks.remove(lock)
-        if len(lock.indices) and not any(t.lock is lock and not t.done for t in self.tickets):
-            self.allocator.free(lock.indices)
-
-    def insert(self, ids, values, extra_key=()):
-        refused = {name: np.concatenate([NO_INDICES, *(s.indices for s in segments)]) for name, segments in values.items()}
-        return InsertResult(0, {}, refused)
-
-    def evict(self, component, n, tier="device"):
-        return 0
-
-    def size(self, component, tier="device"):
-        moving = sum(len(t.lock.indices) for t in self.tickets if not t.done)
-        held = sum(len(lock.indices) for lock in self.locks) - sum(
-            len(t.lock.indices) for t in self.tickets if not t.done and t.lock in self.locks
-        )
-        free = self.allocator.n_free
-        return SizeInfo(free, 0, held, moving, self.allocator.total - free - held - moving, self.allocator.total)
-
-    def reset(self):
-        return not self.locks
-
-    def check_integrity(self, request_owned=None):
-        assert request_owned is not None
-        if len(request_owned["full"]) != self.size("full").request_owned:
-            raise IntegrityError("a page has no owner, or two")
-
-    def load(self, match):
-        outcome = self.script.popleft()
-        self.events[outcome] += 1
-        if isinstance(outcome, Refused):
-            return outcome
-        indices = self.allocator.alloc(match.host_len // PAGE)
-        assert indices is not None, "admission must have counted the units to load"
-        lock = ScriptLock(indices)
-        self.locks.add(lock)
-        ticket = ScriptTicket(self, lock, outcome, self.polls)
-        self.tickets.append(ticket)
-        return ticket
-
-    def poll(self):
-        for ticket in [t for t in self.tickets if not t.done]:
-            ticket.polls -= 1
-            if not ticket.done:
-                continue
-            indices = ticket.lock.indices
-            if ticket.outcome == "ok":
-                self.store._pages[indices] = BASE[: len(indices) * PAGE].reshape(-1, PAGE)
-            if ticket.lock not in self.locks:  # cancelled meanwhile: the destination is freed by the commit
-                self.allocator.free(indices)
-        return 0
-
-
 class Host:
     def __init__(self, script, total=40, polls=2):
         self.allocator = PageAllocator(total)
         self.store = TokenStore("full", total, PAGE, VOCAB)
-        self.cache = ScriptedCache(self.allocator, self.store, script, polls)
+        self.cache = ScriptedCache(self.allocator, PAGE, BASE, self.store.put, script, polls)
         kv = KVManager(self.cache, {"full": self.allocator}, PAGE, chunk_tokens=8)
         limits = Limits(context=200, vocab_size=VOCAB, chunk_tokens=8, max_running=4)
         self.pauses = []
@@ -209,7 +95,7 @@ def test_whatever_becomes_of_the_load_the_answer_is_right(script, host_tokens):
     assert request.output_ids == answer(request.spec.prompt_ids, 4, VOCAB, [5])
     assert request.counts.host == host_tokens
     assert request.counts.cached + request.counts.computed == request.n_prompt
-    assert not host.cache.script, "every scripted outcome was used, and no more"
+    assert not host.cache.loads, "every scripted outcome was used, and no more"
     host.assert_idle()
 
 

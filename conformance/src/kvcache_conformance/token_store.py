@@ -71,6 +71,10 @@ class TokenStore:
     def idle(self) -> None:
         self.idle_steps += 1
 
+    def put(self, pages: npt.NDArray[np.int32], tokens: npt.NDArray[np.int32]) -> None:
+        """What a load does: fill whole pages with `tokens`."""
+        self._pages[pages] = tokens.reshape(-1, self._page_size)
+
     def read(self, table: npt.NDArray[np.int32], n: int) -> npt.NDArray[np.int32]:
         """The first `n` tokens that a page table leads to."""
         return self._pages[table].reshape(-1)[:n]
