@@ -212,7 +212,7 @@ def test_random_fetches_failures_deadlines_and_aborts():
     rng = np.random.default_rng(5)
     refusals = [Refused.NOTHING_TO_DO, Refused.BUSY, Refused.UNAVAILABLE]
     fetches = [
-        refusals[rng.integers(3)] if rng.random() < 0.3 else (int(rng.choice([1, 3, 12, 60])), int(rng.integers(0, ALL + 1)))
+        refusals[rng.integers(3)] if rng.random() < 0.3 else (int(rng.choice([1, 2, 4, 60])), int(rng.integers(0, ALL + 1)))
         for _ in range(4000)
     ]
     loads = [["ok", "ok", "fail", Refused.STALE][i] for i in rng.integers(4, size=4000)]
@@ -222,7 +222,7 @@ def test_random_fetches_failures_deadlines_and_aborts():
         if step < 3000 and len(live) < 8 and rng.random() < 0.25:
             prompt = np.concatenate([BASE[: rng.integers(1, ALL + 1)], rng.integers(6, VOCAB, rng.integers(1, 12))])
             live.append(host.ask(str(step), prompt, int(rng.integers(1, 40))))
-        if live and rng.random() < 0.08:
+        if live and rng.random() < 0.05:
             victim = live.pop(int(rng.integers(len(live))))
             aborted[victim.phase.name] += 1
             host.scheduler.abort(victim)
@@ -233,11 +233,11 @@ def test_random_fetches_failures_deadlines_and_aborts():
     assert not host.scheduler.busy
     for request in done:
         assert_right(request)
-    assert aborted["QUEUED"] > 50
+    assert aborted["QUEUED"] > 30
     assert host.cache.events["fetch"] > 200
     assert host.cache.events["cancel fetch"] > 50
     assert host.cache.events[Refused.BUSY] > 20
-    assert sum(r.counts.storage for r in done) > 500
+    assert sum(r.counts.storage > 0 for r in done) >= 20
     assert sum(r.counts.host for r in done) > 500
     assert host.scheduler.stats.preemptions > 10
     host.assert_idle()
