@@ -238,7 +238,7 @@ def test_random_fetches_failures_deadlines_and_aborts():
     assert host.cache.events["cancel fetch"] > 50
     assert host.cache.events[Refused.BUSY] > 20
     assert sum(r.counts.storage > 0 for r in done) >= 20
-    assert sum(r.counts.host for r in done) > 500
+    assert sum(r.counts.host for r in done) > 300
     assert host.scheduler.stats.preemptions > 10
     host.assert_idle()
 
