@@ -69,25 +69,26 @@ class _RecordSet(argparse.Action):
         key, equals, text = str(values).partition("=")
         if not equals or not _KEY.match(key):
             raise argparse.ArgumentError(self, f"needs KEY=VALUE with a key such as hicache.ratio, not {values!r}")
-        _append(namespace, Override(tuple(key.split(".")), text, f"--set {key}"))
+        _append(namespace, Override(tuple(key.split(".")), text, f"{option_string or self.option_strings[0]} {key}"))
 
 
-def add_cache_flags(parser: argparse.ArgumentParser, registry: Registry | None = None) -> None:
+def add_cache_flags(parser: argparse.ArgumentParser, registry: Registry | None = None, *, prefix: str = "--") -> None:
     """Add the flags of every field, and of the storage backends in `registry` (default: installed), to a parser.
 
     Make the parser with `allow_abbrev=False`, so that a flag added by a later plugin cannot change what an abbreviation means.
+    `prefix`: for a host that has flags of the same names; with `--kvcache-`, `--hicache-ratio` is `--kvcache-hicache-ratio`.
     """
     registry = default_registry() if registry is None else registry
     group = parser.add_argument_group("cache configuration", "these win over the configuration file")
     for name, field in CacheConfig.model_fields.items():
         if name != "hicache":
-            _add(group, f"--{_dashed(name)}", (name,), field, _choices(name, field, registry))
+            _add(group, f"{prefix}{_dashed(name)}", (name,), field, _choices(name, field, registry))
     for name, field in HiCacheConfig.model_fields.items():
-        _add(group, f"--hicache-{_dashed(name)}", ("hicache", name), field, _choices(name, field, registry))
+        _add(group, f"{prefix}hicache-{_dashed(name)}", ("hicache", name), field, _choices(name, field, registry))
     for flag, by_kind in _storage_flags(registry).items():
         fields = [registry.storage(kind).descriptor.options.model_fields[name] for kind, name in by_kind.items()]
         group.add_argument(
-            flag,
+            prefix + flag.removeprefix("--"),
             action=_Record,
             dest=DESTINATION,
             loc=STORAGE,
@@ -97,7 +98,7 @@ def add_cache_flags(parser: argparse.ArgumentParser, registry: Registry | None =
             help=_escaped(f"{fields[0].description or 'option'} (storage: {', '.join(by_kind)})"),
         )
     group.add_argument(
-        "--set",
+        f"{prefix}set",
         action=_RecordSet,
         dest=DESTINATION,
         metavar="KEY=VALUE",

@@ -36,8 +36,11 @@ class TinyModel:
     shapes: Mapping[str, Shape]
 
 
-def tiny_qwen3() -> TinyModel:
-    """Qwen3 in small: 2 layers of width 64, 4 query and 2 kv heads of 32 with per-head norms, untied, 256 tokens."""
+def tiny_qwen3(head_dim: int = 32) -> TinyModel:
+    """Qwen3 in small: 2 layers of width 64, 4 query and 2 kv heads of 32 with per-head norms, untied, 256 tokens.
+
+    Another `head_dim` is for hosts whose kernels want whole vectors; there are no reference numbers for it.
+    """
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -47,7 +50,7 @@ def tiny_qwen3() -> TinyModel:
         "num_hidden_layers": 2,
         "num_attention_heads": 4,
         "num_key_value_heads": 2,
-        "head_dim": 32,
+        "head_dim": head_dim,
         "max_position_embeddings": 512,
         "rms_norm_eps": 1e-6,
         "rope_theta": 1000000.0,
@@ -65,12 +68,12 @@ def tiny_qwen3() -> TinyModel:
         at = f"model.layers.{layer}"
         shapes |= {
             f"{at}.input_layernorm.weight": (64,),
-            f"{at}.self_attn.q_proj.weight": (128, 64),
-            f"{at}.self_attn.k_proj.weight": (64, 64),
-            f"{at}.self_attn.v_proj.weight": (64, 64),
-            f"{at}.self_attn.o_proj.weight": (64, 128),
-            f"{at}.self_attn.q_norm.weight": (32,),
-            f"{at}.self_attn.k_norm.weight": (32,),
+            f"{at}.self_attn.q_proj.weight": (4 * head_dim, 64),
+            f"{at}.self_attn.k_proj.weight": (2 * head_dim, 64),
+            f"{at}.self_attn.v_proj.weight": (2 * head_dim, 64),
+            f"{at}.self_attn.o_proj.weight": (64, 4 * head_dim),
+            f"{at}.self_attn.q_norm.weight": (head_dim,),
+            f"{at}.self_attn.k_norm.weight": (head_dim,),
             f"{at}.post_attention_layernorm.weight": (64,),
             f"{at}.mlp.gate_proj.weight": (128, 64),
             f"{at}.mlp.up_proj.weight": (128, 64),
