@@ -13,7 +13,7 @@ def kvcache_storage_backends() -> list[StorageBackendDescriptor]:
             summary="pages as files in a folder: they outlive the process and may be shared by several",
             factory="kvcache_storage_file.storage:make",
             options=FileOptions,
-            capabilities=frozenset({"scan"}),
+            capabilities=frozenset({"capacity", "persistent", "scan", "shared"}),
             flags=(("path", "--hicache-storage-path"),),
         )
     ]

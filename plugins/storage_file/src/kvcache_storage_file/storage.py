@@ -1,49 +1,121 @@
-"""LocalFileStorage: pages as files. It sees bytes, never what is in them, and raises where it fails: the caller counts."""
+"""LocalFileStorage: pages as files, by the contract of HiCacheStorage. It sees bytes and never what is in them; it raises
+where it fails, and whoever calls it counts.
+"""
 
+import logging
 import os
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import final
 
-from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, Value
+from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredPage, Value
+from kvcache_core.errors import StorageError
+from kvcache_storage_file import page_file
 from kvcache_storage_file.config import FileOptions
 from kvcache_storage_file.layout import Layout
+from kvcache_storage_file.pages import stored_pages
+from kvcache_storage_file.root import Root
+from kvcache_storage_file.workers import Workers
+from kvcache_storage_file.writer import Writer
+
+log = logging.getLogger(__name__)
+
+_CLOSE_SECONDS = 1.0
 
 
 @final
 class LocalFileStorage(HiCacheStorage):
-    """One file a page; the last writer wins."""
+    """One file a page. A page has its name only when it is whole; the last writer wins. Several may be open on one root, in one
+    process or in several. Thread safe; not to be used after a fork.
+    """
 
     def __init__(self, options: FileOptions, scope: StorageScope) -> None:
-        root = Path(options.path).expanduser().absolute()
-        root.mkdir(parents=True, exist_ok=True)
-        self._layout = Layout(str(root), scope.model_id, scope.page_size)
+        """Raises OSError where the root cannot be used."""
+        root = str(Path(options.path).expanduser().absolute())
+        self._layout = Layout(root, scope.model_id, scope.page_size)
+        self._workers = Workers(options.workers - 1)
+        self._opened = Root(root, options.max_bytes, options.min_free_bytes)
+        self._writer = Writer(self._opened, self._layout, self._workers, options.durability)
+        self._process = os.getpid()
+        self._complained = False
+
+    @property
+    def temporaries_swept(self) -> int:
+        """Unfinished pages of killed processes that were found and removed when the root was opened."""
+        return self._opened.swept
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        return [Path(self._layout.file(key)).is_file() for key in keys]
+        self._check()
+        return [page_file.is_file(self._layout.file(key)) for key in keys]
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        return [self._read(self._layout.file(key)) for key in keys]
+        """Raises OSError where no page could be read and not all are simply absent. A single bad file among good ones is absent:
+        the next write of its key replaces it.
+        """
+        self._check()
+        paths = [self._layout.file(key) for key in keys]
+        values: list[bytes | None] = [None] * len(paths)
+
+        def read(number: int) -> None:
+            values[number] = page_file.read(paths[number])
+
+        errors = self._workers.each(len(paths), read)
+        if errors:
+            if all(value is None for value in values):
+                raise errors[0]
+            self._complain(errors[0])
+        return values
 
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        for key, value in zip(keys, values, strict=True):
-            path = Path(self._layout.file(key))
-            path.parent.mkdir(parents=True, exist_ok=True)
-            unfinished = path.with_suffix(f".{os.getpid()}.tmp")
-            unfinished.write_bytes(value)
-            unfinished.replace(path)
+        """Raises what the first page met that could not be stored; the others of the batch are stored."""
+        self._check()
+        # Of a key that comes twice the last value counts.
+        batch = dict(zip(keys, values, strict=True))
+        errors = self._writer.store(batch)
+        if errors:
+            errors[0].add_note(f"{len(errors)} of {len(batch)} pages were not stored")
+            raise errors[0]
 
     def delete(self, keys: Sequence[str]) -> None:
-        for key in keys:
-            Path(self._layout.file(key)).unlink(missing_ok=True)
+        """Raises what the first page met that could not be removed; the others are removed."""
+        self._check()
+        pages = [(self._layout.file(key), int(key[:2], 16)) for key in keys]
 
-    def _read(self, path: str) -> bytes | None:
-        try:
-            return Path(path).read_bytes()
-        except FileNotFoundError:
-            return None
+        def remove(number: int) -> None:
+            with self._opened.use() as session:
+                session.ledger.remove(*pages[number])
+
+        errors = self._workers.each(len(pages), remove)
+        if errors:
+            raise errors[0]
+
+    def scan(self) -> Iterator[StoredPage]:
+        self._check()
+        return stored_pages(self._opened.path)
+
+    def close(self) -> None:
+        """Ends its threads and leaves the root. A call that hangs in the file system is not waited for."""
+        self._workers.close(_CLOSE_SECONDS)
+        self._opened.close()
+
+    def _check(self) -> None:
+        if self._opened.closed:
+            raise ValueError("this storage is closed")
+        if os.getpid() != self._process:
+            raise RuntimeError("this storage was opened by the parent process: open it again after a fork")
+
+    def _complain(self, error: Exception) -> None:
+        if not self._complained:
+            self._complained = True
+            log.warning("a page cannot be read and counts as absent (said once): %s", error)
 
 
 def make(options: FileOptions, scope: StorageScope) -> LocalFileStorage:
-    """The factory named by the descriptor."""
-    return LocalFileStorage(options, scope)
+    """The factory named by the descriptor. Raises StorageError where the folder cannot be used."""
+    try:
+        return LocalFileStorage(options, scope)
+    except OSError as error:
+        raise StorageError(
+            f"storage 'file' cannot use the folder {options.path!r}: {error.strerror or error}; give another one with 'path'",
+            path=("hicache", "storage"),
+        ) from error

@@ -1,0 +1,110 @@
+"""Makes room before a page is written: under the limit of the root and above the floor of the file system. It removes pages, and
+knows nothing of how they are written.
+"""
+
+import errno
+import logging
+import os
+from collections.abc import Callable
+from typing import final
+
+from kvcache_storage_file.free_space import FreeSpace
+from kvcache_storage_file.ledger import Claim, Ledger
+from kvcache_storage_file.pages import pages_of_shard
+from kvcache_storage_file.victims import Victims
+
+log = logging.getLogger(__name__)
+
+
+@final
+class Room:
+    """Room of one root. Thread safe. `limit`: bytes of all pages; None for none."""
+
+    def __init__(self, root: str, ledger: Ledger, space: FreeSpace, limit: int | None) -> None:
+        self._root = root
+        self._ledger = ledger
+        self._space = space
+        self._limit = limit
+        self._victims = Victims(root, ledger)
+        self._warned = False
+
+    def claim(self, nbytes: int) -> Claim:
+        """Room for a page of `nbytes`, removing others where there is none. Ends with `commit` or `release`.
+
+        Raises OSError (ENOSPC) where not enough can be removed; then nothing is claimed.
+        """
+        if self._limit is not None and nbytes > self._limit:
+            raise OSError(errno.ENOSPC, f"a page of {nbytes} bytes is larger than max_bytes ({self._limit})")
+        claim = self._claim_in_books(nbytes)
+        try:
+            self._claim_space(nbytes)
+        except BaseException:
+            self._ledger.release(claim)
+            raise
+        return claim
+
+    def commit(self, claim: Claim, temporary: str, path: str, shard: int) -> None:
+        """The finished page goes to its place. On an OSError the claim stays."""
+        self._ledger.commit(claim, temporary, path, shard)
+        self._space.release(claim.nbytes)
+
+    def release(self, claim: Claim) -> None:
+        """The page was not written."""
+        self._ledger.release(claim)
+        self._space.release(claim.nbytes)
+
+    def remove(self, nbytes: int) -> int:
+        """Remove the least recently used pages until `nbytes` are free; gives what was freed, less where there is no more."""
+        freed = 0
+        while freed < nbytes and (page := self._victims.next()) is not None:
+            try:
+                freed += self._ledger.remove(page.path, page.shard, page.used)
+            except OSError as error:
+                # One page that stays must not keep the others: it is passed over, and tried again in a minute.
+                self._victims.set_aside(page)
+                if not self._warned:
+                    self._warned = True
+                    log.warning("a page cannot be removed to make room (said once): %s", error)
+        return freed
+
+    def count(self, go_on: Callable[[], bool]) -> bool:
+        """Count what nobody has counted, then come down to the limit. False when `go_on` said no first."""
+        for shard in self._ledger.unknown():
+            if not go_on():
+                return False
+            self._ledger.look(shard, lambda number=shard: pages_of_shard(self._root, number))
+        while excess := self._ledger.excess():
+            # In portions, so that `close` does not have to wait for a large root.
+            if not go_on():
+                return False
+            if not self.remove(min(excess, 2**30)):
+                log.warning("%d bytes above max_bytes cannot be removed from %s", excess, self._root)
+                break
+        return True
+
+    def _claim_in_books(self, nbytes: int) -> Claim:
+        paid = 0
+        while True:
+            found = self._ledger.claim(nbytes, paid)
+            if isinstance(found, Claim):
+                return found
+            freed = self.remove(found)
+            if not freed:
+                raise OSError(errno.ENOSPC, f"max_bytes ({self._limit}) is reached, and no page can be removed from {self._root}")
+            paid += freed
+
+    def _claim_space(self, nbytes: int) -> None:
+        lacking = self._space.claim(nbytes)
+        if not lacking:
+            return
+        # What others have put on the disk is not ours to make up for at once: twice the page, and the floor is reached in time.
+        freed = self.remove(min(lacking, 2 * nbytes))
+        if not self._space.claim(nbytes):
+            return
+        if freed < nbytes:
+            raise OSError(
+                errno.ENOSPC,
+                f"{os.strerror(errno.ENOSPC)}: {self._space.free()} bytes are free under {self._root}, min_free_bytes keeps "
+                f"{self._space.floor}, and there is no page left to remove",
+            )
+        self._space.insist(nbytes)

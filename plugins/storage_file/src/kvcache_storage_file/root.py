@@ -1,0 +1,65 @@
+"""The root folder as it is now: which session is the current one, and what to do when the folder or the room in it has gone.
+It knows no key.
+"""
+
+import errno
+import threading
+from collections.abc import Generator
+from contextlib import contextmanager
+from typing import final
+
+from kvcache_storage_file.session import Session
+
+_GONE = (errno.ENOENT, errno.ENOTDIR)
+_FULL = (errno.ENOSPC, errno.EDQUOT)
+
+
+@final
+class Root:
+    """An opened root. Thread safe."""
+
+    def __init__(self, path: str, max_bytes: int | None, min_free_bytes: int | None) -> None:
+        """Raises OSError."""
+        self.path = path
+        self._max_bytes = max_bytes
+        self._min_free_bytes = min_free_bytes
+        self._lock = threading.Lock()
+        self._session = Session(path, max_bytes, min_free_bytes)
+        self.swept = self._session.swept
+        self.closed = False
+
+    @contextmanager
+    def use(self) -> Generator[Session]:
+        """The current session, which stays whole inside. Raises ValueError after `close`."""
+        with self._lock:
+            session = self._session
+            session.enter()
+        try:
+            yield session
+        finally:
+            session.leave()
+
+    def mend(self, session: Session, error: OSError, nbytes: int) -> bool:
+        """After a write of `nbytes` failed: whether something was done that makes another try worth while. Raises OSError.
+
+        A root that was removed is made again. Not where its file system has gone: under an empty mount
+        point is another disk.
+        """
+        if error.errno in _FULL:
+            # The limit of a user, or what another process has written since we looked.
+            return session.room.remove(2 * nbytes) > 0
+        if error.errno not in _GONE:
+            return False
+        with self._lock:
+            if self._session is session and not session.member.is_there() and not self.closed:
+                self._session = Session(self.path, self._max_bytes, self._min_free_bytes, session.device)
+                session.end(patience=0)  # the caller is inside
+        return True
+
+    def close(self) -> None:
+        """Leave the root. Idempotent."""
+        with self._lock:
+            if self.closed:
+                return
+            self.closed = True
+        self._session.end()

@@ -1,0 +1,60 @@
+"""Which page goes next: the least recently used one, without an index of pages.
+
+A batch of candidates is chosen by looking into some shards in turn, as many as it takes to see a few thousand pages. Keys are
+hashes, so some shards are a fair sample of all: their oldest sixteenth is among the oldest of the root. Up to those few thousand
+pages the sample is everything, and the order exact. A candidate that was used since it was seen is passed over.
+"""
+
+import threading
+import time
+from collections import deque
+from typing import final
+
+from kvcache_storage_file.layout import SHARDS
+from kvcache_storage_file.ledger import Ledger
+from kvcache_storage_file.pages import Page, pages_of_shard
+
+SAMPLE = 4096
+_SHARE = 16
+_SET_ASIDE = 60.0
+"""Seconds for which a page that could not be removed is no candidate."""
+
+
+@final
+class Victims:
+    """The candidates of one root. Thread safe."""
+
+    def __init__(self, root: str, ledger: Ledger) -> None:
+        self._root = root
+        self._ledger = ledger
+        self._lock = threading.Lock()
+        self._queue: deque[Page] = deque()
+        self._next_shard = 0
+        self._set_aside: dict[str, float] = {}
+
+    def next(self) -> Page | None:
+        """A page to remove; None when there is none in the whole root. Whether it is removed is the caller's affair."""
+        with self._lock:
+            if not self._queue:
+                self._refill()
+            return self._queue.popleft() if self._queue else None
+
+    def set_aside(self, page: Page) -> None:
+        """The page could not be removed; others come first."""
+        with self._lock:
+            self._set_aside[page.path] = time.monotonic() + _SET_ASIDE
+
+    def _refill(self) -> None:
+        now = time.monotonic()
+        self._set_aside = {path: until for path, until in self._set_aside.items() if until > now}
+        seen: list[Page] = []
+        looked = 0
+        while looked < len(SHARDS) and len(seen) < SAMPLE:
+            shard = (self._next_shard + looked) % len(SHARDS)
+            # The scopes are listed anew under the lock: a folder made since the last shard would be left out of the count.
+            seen += self._ledger.look(shard, lambda number=shard: pages_of_shard(self._root, number))
+            looked += 1
+        self._next_shard = (self._next_shard + looked) % len(SHARDS)
+        candidates = sorted(page for page in seen if page.path not in self._set_aside)
+        # After a look at everything the whole order is known, and stays right: what is used or new has a later stamp.
+        self._queue.extend(candidates if looked == len(SHARDS) else candidates[: max(1, len(candidates) // _SHARE)])
