@@ -23,8 +23,8 @@ AllocHost = Callable[[int, int], Indices | None]
 
 @final
 class Backups:
-    """`free(c, slots)` gives host slots back; `release` frees what left the tree. `in_flight[c]` counts the destination slots of
-    `running`."""
+    """`free(c, slots)` gives host slots back; `release` frees what left the tree. `landed(node, c)` is told of data that is in
+    the host now. `in_flight[c]` counts the destination slots of `running`."""
 
     def __init__(
         self,
@@ -34,6 +34,7 @@ class Backups:
         free: Callable[[int, Indices], None],
         release: Callable[[Reclaimed], None],
         counters: CacheCounters,
+        landed: Callable[[Node, int], None] | None = None,
     ) -> None:
         self._store = store
         self._controller = controller
@@ -41,6 +42,7 @@ class Backups:
         self._free = free
         self._release = release
         self._counters = counters
+        self._landed = landed
         self.running: set[Operation] = set()
         self.in_flight = [0] * len(store.geometries)
 
@@ -91,6 +93,8 @@ class Backups:
                 store.put(node, c, operation.destination[part].tobytes(), HOST)
                 store.offer(node, c)
                 landed.append(part)
+                if self._landed is not None:
+                    self._landed(node, c)
                 self._counters.host_written_tokens += self._tokens(node, c)
             elif cell.empty:
                 # The device copy went while this one was on its way, and it did not arrive: nothing is left (T12).

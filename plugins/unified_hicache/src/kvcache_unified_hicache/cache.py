@@ -1,19 +1,22 @@
-"""UnifiedRadixCache: one tree over any set of components, with device memory (L1) and, with `hicache`, host memory (L2).
+"""UnifiedRadixCache: one tree over any set of components, with device memory (L1) and, with `hicache`, host memory (L2) and
+storage (L3).
 
 The tree of kvcache-radix decides what is known and usable; this class adds allocators, copies between the tiers and their
-accounting. HiCache is assembled here, from the configuration. It does not know how bytes move: that is the controller's.
+accounting. HiCache is assembled here, from the configuration. It does not know how bytes move: that is the controller's and the
+storage guard's.
 """
 
 from collections.abc import Mapping
-from typing import cast, final
+from typing import Final, cast, final
+
+import numpy as np
 
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache, Tier
 from kvcache_core.contracts.locks import Lock, Refused, Ticket
-from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, MatchResult, SizeInfo, Values
+from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, MatchResult, PersistReport, SizeInfo, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds
 from kvcache_core.deps import CacheDeps
-from kvcache_core.errors import ConfigError
 from kvcache_radix.integrity import check_ownership, check_tree
 from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reach import reach
@@ -21,20 +24,42 @@ from kvcache_radix.receipt import TreeLock
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST
 from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.fetch_ticket import FetchTicket
 from kvcache_unified_hicache.freeing import Freeing
+from kvcache_unified_hicache.guarded_store import OpenGuard
 from kvcache_unified_hicache.host_tier import HostTier
-from kvcache_unified_hicache.integrity import check_operations, destinations
+from kvcache_unified_hicache.integrity import check_digests, check_operations, destinations
+from kvcache_unified_hicache.leftovers import Leftovers
 from kvcache_unified_hicache.loads import Loading
 from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.page_bytes import HostPageBytes, PageBytes
 from kvcache_unified_hicache.requests import HookRequests
+from kvcache_unified_hicache.storage_tier import StorageTier
 from kvcache_unified_hicache.ticket import LoadTicket
+
+CLOSE_TIMEOUT: Final = 5.0
+"""Seconds for the storage's threads and the backend to end."""
 
 
 @final
 class UnifiedRadixCache(BasePrefixCache):
-    """`config`: resolved. `deps`: from the builder, with a factory for every component of the model. `edge_cap`: in pages."""
+    """`config`: resolved. `deps`: from the builder, with a factory for every component of the model. `edge_cap`: in pages.
+    `open_guard`, `page_bytes`: for scripted tests, like `deps.controller`.
 
-    def __init__(self, config: CacheConfig, deps: CacheDeps, edge_cap: int | None = None) -> None:
+    Raises:
+        ConfigError: the memory for L2 is not there.
+        StorageError: the storage does not work.
+    """
+
+    def __init__(
+        self,
+        config: CacheConfig,
+        deps: CacheDeps,
+        edge_cap: int | None = None,
+        *,
+        open_guard: OpenGuard | None = None,
+        page_bytes: PageBytes | None = None,
+    ) -> None:
         super().__init__()
         specs = deps.model.components
         self._requests = [HookRequests() for _ in specs]
@@ -46,7 +71,24 @@ class UnifiedRadixCache(BasePrefixCache):
         self._allocators = [deps.allocators[spec.name] for spec in specs]
         self._pool_set = deps.pool_set
         self._agree = deps.agree
-        self._host = None if hicache is None else HostTier(hicache, deps, self._tree, self.counters)
+        self._storage: StorageTier | None = None
+        self._persisted = False
+        self._closed = False
+        self._persist_timeout = 0.0 if hicache is None else hicache.persist_timeout
+        if hicache is None or hicache.storage is None:
+            self._host = None if hicache is None else HostTier(hicache, deps, self._tree, self.counters)
+        else:
+            on = hicache.write_settings.persist_on
+            write_back = None if on == "never" else self._write_back
+            landed = write_back if on == "insert" else None
+            self._host = HostTier(hicache, deps, self._tree, self.counters, write_back, landed)
+            if page_bytes is None:
+                page_bytes = HostPageBytes(self._host.pools, [deps.pools[spec.name].host_struct() for spec in specs])
+            try:
+                self._storage = StorageTier(hicache, deps, self._tree, self._host, page_bytes, self.counters, open_guard)
+            except BaseException:
+                self._host.controller.close()
+                raise
         self._freeing = Freeing(self._allocators, (), self.counters) if self._host is None else self._host.freeing
 
     def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
@@ -63,6 +105,7 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         result = self._tree.insert(ids, values, extra_key)
+        self._persisted = False
         offered = sum(len(segment.indices) for segments in values.values() for segment in segments)
         duplicates = sum(map(len, result.duplicates.values()))
         kept = offered - duplicates - sum(map(len, result.refused.values()))
@@ -87,6 +130,8 @@ class UnifiedRadixCache(BasePrefixCache):
                 break
             if self._host is not None:
                 self._save(victim, c, self._host)
+            if self._storage is not None and c == self._tree.store.closed:
+                self._save_below(victim, c, self._storage)
             assert victim.parent is not None and victim.cells[c].device is not None, "copying takes only host data"
             self._tree.store.demote(victim, c, reclaimed)
         self._freeing.give_up(reclaimed)
@@ -98,7 +143,7 @@ class UnifiedRadixCache(BasePrefixCache):
         c = self._place(component, tier)
         if tier == "host":
             assert self._host is not None
-            return self._host.size(c)
+            return self._host.size(c, 0 if self._storage is None else self._storage.fetches.in_flight[c])
         store, allocator = self._tree.store, self._allocators[c]
         evictable, protected = store.evictable[DEVICE][c], store.protected[DEVICE][c]
         in_flight = 0 if self._host is None else self._host.loads.in_flight[c]
@@ -134,31 +179,73 @@ class UnifiedRadixCache(BasePrefixCache):
         self.counters.lookups += 1
         return LoadTicket(lock, waits_for, host.loads, self._usable, self.unlock_ref, self._turn)
 
+    def prefetch(self, ids: TokenIds, extra_key: ExtraKey = ()) -> Ticket | Refused:
+        """What the storage has of the whole pages of `ids` beyond what memory has, where that is worth it. BUSY passes; what is
+        too long for its share of L2 is brought as far as it fits."""
+        storage = self._storage
+        if storage is None:
+            return Refused.NO_TIER
+        fetch = storage.fetches.start(ids, extra_key)
+        return fetch if isinstance(fetch, Refused) else FetchTicket(fetch, storage.fetches.usable, self._turn)
+
     def poll(self) -> int:
-        return 0 if self._host is None else self._host.controller.poll()
+        if self._host is None:
+            return 0
+        ended = self._host.controller.poll()
+        if self._storage is not None:
+            self._storage.guard.poll()
+            ended += self._storage.fetches.poll()
+        return ended
+
+    def persist(self, deadline: float) -> PersistReport:
+        """Bring what only L1 or L2 holds to the storage, for at most `deadline` seconds. `stored` counts pages, of every
+        component, that the storage took meanwhile."""
+        storage, host = self._storage, self._host
+        if storage is None or host is None:
+            return super().persist(deadline)
+        if storage.persist_on == "never":
+            return PersistReport(message="with persist_on: never the storage is only read; nothing was written")
+        self._persisted = True
+        leftovers = Leftovers(self._tree.store, host.backups, storage.persists, storage.guard, host, self._turn)
+        return leftovers.persist(deadline)
 
     def reset(self) -> bool:
         reclaimed = self._tree.clear()
         if reclaimed is None:
             return False
         self._freeing.release(reclaimed)
+        if self._storage is not None:
+            self._storage.fetches.forget()
         return True
 
     def close(self) -> None:
-        if self._host is not None:
-            self._host.controller.close()
+        """Stores what is not stored yet first, unless `persist` has just been called, for at most `persist_timeout` seconds."""
+        if self._host is None or self._closed:
+            return
+        self._closed = True
+        if self._storage is not None:
+            self._storage.fetches.forget()
+            if not self._persisted:
+                self.persist(self._persist_timeout)
+            self._storage.guard.close(CLOSE_TIMEOUT)
+        self._host.controller.close()
 
     def check_integrity(self, request_owned: Mapping[str, Indices] | None = None) -> None:
         check_tree(self._tree)
         loads = set[Operation]() if self._host is None else self._host.loads.running
         backups = set[Operation]() if self._host is None else self._host.backups.running
         check_operations(self._tree.store, loads | backups)
+        if self._storage is not None:
+            check_digests(self._tree.store, self._storage.keys)
         for c, component in enumerate(self._components):
             owned = None if request_owned is None else request_owned.get(component.name, NO_INDICES)
             check_ownership(self._tree, DEVICE, c, self.size(component.name), owned, destinations(loads, c))
             if self._host is not None:
                 self._host.check_integrity()
-                check_ownership(self._tree, HOST, c, self.size(component.name, "host"), NO_INDICES, destinations(backups, c))
+                coming = destinations(backups, c)
+                if self._storage is not None:
+                    coming = np.concatenate([coming, self._storage.fetches.owned(c)])
+                check_ownership(self._tree, HOST, c, self.size(component.name, "host"), NO_INDICES, coming)
 
     # L1 -> L2
 
@@ -174,6 +261,11 @@ class UnifiedRadixCache(BasePrefixCache):
             for component in self._components:
                 component.write_through(node)
         self._take_backups()
+        if self._storage is not None and self._storage.persist_on == "insert":
+            for node in reversed(nodes):
+                for c, cell in enumerate(node.cells):
+                    if cell.host is not None:  # and it may have been refused when it landed
+                        self._write_back(node, c)
 
     def _save(self, victim: Node, c: int, host: HostTier) -> None:
         """Before `victim` loses component `c` on the device: queue a copy of all that goes with it."""
@@ -187,6 +279,27 @@ class UnifiedRadixCache(BasePrefixCache):
         for c, requests in enumerate(self._requests):
             for node in requests.take_backups():
                 self._host.backups.start(node, c)
+
+    # L2 -> L3
+
+    def _write_back(self, node: Node, c: int) -> None:
+        """Host data that is about to go, or has just come: hand it to the storage, through the component's hook."""
+        assert self._storage is not None
+        self._components[c].write_back(node)
+        for each in self._requests[c].take_persists():
+            self._storage.persists.offer(each, c)
+
+    def _save_below(self, victim: Node, c: int, storage: StorageTier) -> None:
+        """A victim without any other copy takes what lies below it along, whose host data was worth keeping."""
+        cell = victim.cells[c]
+        if storage.persist_on == "never" or cell.host is not None or cell.operation is not None:
+            return
+        below = list((victim.children or {}).values())
+        for node in below:
+            below += (node.children or {}).values()
+            for other, held in enumerate(node.cells):
+                if held.host is not None:
+                    self._write_back(node, other)
 
     # L2 -> L1
 
@@ -271,16 +384,5 @@ class UnifiedRadixCache(BasePrefixCache):
 
 
 def make(config: CacheConfig, deps: CacheDeps) -> UnifiedRadixCache:
-    """The factory named by the descriptor.
-
-    Raises:
-        ConfigError: `hicache.storage` asks for L3, which this version does not have: a configured store that is never read or
-            written would be a silent permanent miss. Or the memory for L2 is not there.
-    """
-    if config.hicache is not None and config.hicache.storage is not None:
-        raise ConfigError(
-            f"unified_radix_cache has no storage tier (L3) yet, so 'storage: {config.hicache.storage.kind}' would never be used; "
-            "set storage: none",
-            path=("hicache", "storage"),
-        )
+    """The factory named by the descriptor. Raises what `UnifiedRadixCache` raises."""
     return UnifiedRadixCache(config, deps)

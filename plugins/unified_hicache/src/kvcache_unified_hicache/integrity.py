@@ -1,5 +1,5 @@
-"""The invariants that transfers add to those of the tree: I7, and that what is in flight has one owner. For tests, after every
-step."""
+"""The invariants that transfers and storage add to those of the tree: I7, that what is in flight has one owner, and that pages
+are named by their tokens. For tests, after every step."""
 
 from collections.abc import Collection
 
@@ -8,8 +8,10 @@ import numpy as np
 from kvcache_core.contracts.results import NO_INDICES, Indices
 from kvcache_core.errors import IntegrityError
 from kvcache_radix.integrity import nodes_of
+from kvcache_radix.node import DIGEST_BYTES, Root
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.storage.page_keys import PageKeys
 
 
 def destinations(running: Collection[Operation], c: int) -> Indices:
@@ -29,3 +31,16 @@ def check_operations(store: NodeStore, running: Collection[Operation]) -> None:
                 raise IntegrityError(f"I7: {geometry.name} of the node to {node.end} refers to a transfer that ended")
             if node not in next(o for o in pending if o is operation).nodes:
                 raise IntegrityError(f"I7: the transfer of {geometry.name} to {node.end} does not know the node")
+
+
+def check_digests(store: NodeStore, keys: PageKeys) -> None:
+    """Digests that are kept in nodes are those of the path's tokens and extra key. Raises IntegrityError."""
+    for node in nodes_of(store):
+        above = node.parent
+        if node.digests is None or above is None:
+            continue
+        last = keys.root(above.extra_key) if isinstance(above, Root) else (above.digests or b"")[-DIGEST_BYTES:]
+        if not last or node.digests != keys.chain(last, node.key):
+            raise IntegrityError(
+                f"digests of the node to {node.end} are not those of its tokens, or it has some and its parent none"
+            )

@@ -1,0 +1,54 @@
+"""What the flows ask of whoever stands in front of the storage backend. `StorageGuard` is the real one; tests script another."""
+
+from collections.abc import Callable, Sequence
+from typing import Protocol, TypeVar
+
+from kvcache_core.contracts.storage import HiCacheStorage, Value
+from kvcache_unified_hicache.storage.breaker import GuardState, Word
+from kvcache_unified_hicache.storage.page_frame import PageFrame
+
+T = TypeVar("T")
+
+
+class GuardedStore(Protocol):
+    """A request is taken (True), and its `on_done` is called exactly once inside `poll`; or it is refused (False), and nothing is
+    called. Everything here is called on the owner thread."""
+
+    @property
+    def state(self) -> GuardState: ...
+
+    def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool: ...
+
+    def store(
+        self,
+        keys: Sequence[str],
+        nbytes_each: int,
+        make: Callable[[], Sequence[Value]],
+        on_done: Callable[[list[bool]], None],
+    ) -> bool:
+        """`make` runs on a worker and gives the sealed value of each key."""
+        ...
+
+    def fetch(
+        self,
+        keys: Sequence[str],
+        frame: PageFrame,
+        then: Callable[[list[memoryview | None]], T],
+        on_done: Callable[[T | None], None],
+    ) -> bool:
+        """`then` runs on a worker with a verified payload or None for each key."""
+        ...
+
+    def poll(self) -> int: ...
+
+    def wait(self, timeout: float) -> None: ...
+
+    def close(self, timeout: float) -> None: ...
+
+
+OpenGuard = Callable[[HiCacheStorage], GuardedStore]
+
+
+def unavailable(guard: GuardedStore) -> bool:
+    """Whether a refusal means that the backend is left alone, and not that too much is under way."""
+    return guard.state.word in (Word.OPEN, Word.RETRYING)
