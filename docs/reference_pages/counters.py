@@ -21,6 +21,7 @@ def counters_page() -> str:
             results["RunSummary"],
             tiers["TierSize"],
             tiers["Movement"],
+            classes_of("kvcache_engine.persisting")["Persisted"],
             stats,
             classes_of("kvcache_engine.sweep")["SweepPoint"],
             classes_of("kvcache_engine.sweep")["SweepFailure"],

@@ -177,9 +177,9 @@ def test_a_long_load_is_said(capsys, monkeypatch):
     with Screen(quiet=False) as screen:
         view = ProgressView(screen)
         for _ in range(4):
-            view.working(Working(waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
-        view.working(Working(waiting=1, running=2, loading=1, pages_loading=32, tokens=7))  # the other one runs
-        view.working(Working(waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
+            view.working(Working(fetching=0, waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
+        view.working(Working(fetching=0, waiting=1, running=2, loading=1, pages_loading=32, tokens=7))  # the other one runs
+        view.working(Working(fetching=0, waiting=1, running=2, loading=2, pages_loading=64, tokens=7))
     said = capsys.readouterr().err
     assert said == "still loading: 2 running, 2 of them loading 64 pages, 1 waiting, 7 tokens through the model\n"
 

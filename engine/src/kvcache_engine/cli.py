@@ -18,7 +18,11 @@ a prompts file has one JSON object a line:
   {"id": "chat", "messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "And?"}], "extra_key": "lora-7"}
 
 exit status: 0 all requests were answered; 1 some were not; 2 the configuration, the model or the prompts file cannot be used;
-130 interrupted (what was done is printed, and written to --json)."""
+130 interrupted.
+
+with a storage (hicache.storage), what it does not have yet is stored at the end, for at most hicache.persist_timeout seconds.
+Ctrl-C ends the serving after the current step, or the storing: what was done is printed, and written to --json. A second Ctrl-C
+leaves at once, with nothing printed or written; what the storage has confirmed until then stays there."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:

@@ -126,6 +126,7 @@ def build_engine(
         executor,
         limits,
         Endings(model.tokenizer.end_ids, model.tokenizer.decode, context),
+        fetch_timeout=None if resolution.config.hicache is None else resolution.config.hicache.prefetch_timeout,
     )
     return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
 

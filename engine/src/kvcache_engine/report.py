@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from kvcache_engine.persisting import Persisted
 from kvcache_engine.results import RequestResult
 from kvcache_engine.tiers import TierSize
 
@@ -66,20 +67,53 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         "compiled programs": str(summary["compiled_programs"]),
     }
     if "host" in summary["tiers"]:
-        tokens = {"d2h": "host_written_tokens", "h2d": "host_loaded_tokens"}
-        for direction, counter in tokens.items():
-            moved = summary["movements"][direction]
-            rate = "" if moved["bytes_per_s"] is None else f", {bytes_text(moved['bytes_per_s'])}/s from request to commit"
-            rows[DIRECTIONS[direction]] = f"{cache[counter]} tokens, {bytes_text(moved['bytes'])}{rate}"
+        rows |= _moved(summary, {"d2h": "host_written_tokens", "h2d": "host_loaded_tokens"})
         rows["evicted"] = f"{cache['device_evicted_tokens']} tokens from L1, {cache['host_evicted_tokens']} from L2"
-        dropped = "; ".join(f"{tokens} tokens: {reason}" for reason, tokens in cache["dropped"].items())
-        rows["dropped"] = dropped or "nothing"
+        rows["dropped"] = _by_reason(cache["dropped"], "tokens") or "nothing"
+    if summary["storage"] is not None:
+        rows["storage"] = f"{summary['storage']}: {cache['storage_state']}"
+        rows |= _moved(summary, {"fetch": "storage_loaded_tokens", "store": "storage_written_tokens"})
+        rows["missed"] = _by_reason(cache["misses"], "look-ups") or "nothing"
+        rows["stored at the end"] = _persisted(summary["persisted"])
+        rows["reused"] = _reused(summary)
     table = Table(box=None, show_header=False, pad_edge=False)
     table.add_column(style="bold", no_wrap=True)
     table.add_column()
     for name, value in rows.items():
         table.add_row(name, value)
     return table
+
+
+def _moved(summary: Mapping[str, Any], tokens: Mapping[str, str]) -> dict[str, str]:
+    """A row for each direction of `tokens`, which names the counter that belongs to it."""
+    rows: dict[str, str] = {}
+    for direction, counter in tokens.items():
+        moved = summary["movements"][direction]
+        rate = "" if moved["bytes_per_s"] is None else f", {bytes_text(moved['bytes_per_s'])}/s from request to commit"
+        rows[DIRECTIONS[direction]] = f"{summary['cache'][counter]} tokens, {bytes_text(moved['bytes'])}{rate}"
+    return rows
+
+
+def _persisted(persisted: Persisted) -> str:
+    parts = [f"{persisted['stored']} pages in {seconds_text(persisted['seconds'])}"]
+    if persisted["remaining"]:
+        parts.append(f"{persisted['remaining']} pages left behind")
+    if persisted["dropped"]:
+        parts.append(f"given up: {_by_reason(persisted['dropped'], 'pages')}")
+    return "; ".join([*parts, persisted["message"]] if persisted["message"] else parts)
+
+
+def _reused(summary: Mapping[str, Any]) -> str:
+    stored, prompt = summary["cached_tokens"]["storage"], summary["prompt_tokens"]
+    if not stored:
+        return "nothing from storage"
+    # What never left memory in this run can only have been stored by another one.
+    kept = summary["cache"]["host_evicted_tokens"] == 0 and not summary["cache"]["dropped"]
+    return f"{stored} of {prompt} prompt tokens came from storage" + (", where earlier runs had left them" if kept else "")
+
+
+def _by_reason(counts: Mapping[str, int], unit: str) -> str:
+    return "; ".join(f"{n} {unit}: {reason}" for reason, n in counts.items())
 
 
 def tiers_text(tiers: Mapping[str, TierSize]) -> str:

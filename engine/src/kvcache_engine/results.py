@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from statistics import median
 from typing import Any, TypedDict
 
+from kvcache_engine.persisting import Persisted
 from kvcache_engine.request import Request
 from kvcache_engine.tiers import Movement, TierSize
 
@@ -79,7 +80,8 @@ class RunSummary(Totals):
     model: dict[str, str]
     """`id` and `version`, which are part of every page's identity."""
     wall_s: float
-    """Seconds from the first request's queueing to the last answer; loading the model is not counted."""
+    """Seconds from the first request's queueing to the last answer; loading the model and storing pages at the end are not
+    counted."""
     attention_tokens: int
     """Tokens that the attention computed, counted in its call: prompts, recomputation and decoding."""
     compiled_programs: int
@@ -92,6 +94,10 @@ class RunSummary(Totals):
     """TierSize, below, by tier: `device` (L1) and, where the cache has it, `host` (L2)."""
     movements: dict[str, Movement]
     """Movement, below, by direction."""
+    storage: str | None
+    """Kind of the storage (L3), null without one; how it is, is in `cache`: `storage_state`."""
+    persisted: Persisted | None
+    """Persisted, below: what was stored when the last request had ended; null without storage."""
 
 
 def result_of(request: Request) -> RequestResult:

@@ -12,6 +12,7 @@ from kvcache_core.errors import ConfigError
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.conversations import Conversations
 from kvcache_engine.engine import Engine
+from kvcache_engine.persisting import Persisted, persist
 from kvcache_engine.prompts_file import PromptLine
 from kvcache_engine.request import Phase
 from kvcache_engine.results import RequestResult, RunSummary, totals
@@ -20,10 +21,11 @@ from kvcache_engine.tiers import movements, tier_sizes
 
 @dataclass(frozen=True, slots=True)
 class Working:
-    """What goes on between two steps. `loading`: running requests that wait for pages of a lower tier, `pages_loading` in all;
-    `tokens`: how many the model has computed so far."""
+    """What goes on between two steps. `fetching`: waiting requests for which storage is read; `loading`: running requests that
+    wait for pages of host memory, `pages_loading` in all; `tokens`: how many the model has computed so far."""
 
     waiting: int
+    fetching: int
     running: int
     loading: int
     pages_loading: int
@@ -36,6 +38,9 @@ class View(Protocol):
     def ready(self, engine: Engine, expected: int) -> None: ...
     def finished(self, result: RequestResult, done: int) -> None: ...
     def working(self, state: Working) -> None: ...
+    def persisting(self, stored: int, remaining: int) -> None:
+        """Pages that are in storage since the last request ended, and pages still to be sent there."""
+        ...
 
 
 class Stop(Protocol):
@@ -76,43 +81,72 @@ def prepare_jax(engine: EngineConfig, folder: Path) -> None:
 
 
 def serve(engine: Engine, config: EngineConfig, lines: Sequence[PromptLine], view: View, stop: Stop) -> RunReport:
-    """Answer everything in `lines`, or as much as there is until `stop` is requested, and close the engine's cache.
+    """Answer everything in `lines`, or as much as there is until `stop` is requested; then have stored what storage does not have
+    yet, and close the engine's cache. A `stop` that is requested while pages are stored ends that.
 
-    A bad request is part of the report; what is raised is a fault of the engine.
+    A bad request is part of the report; what is raised is a fault of the engine. A KeyboardInterrupt leaves the cache as it is:
+    closing could wait for transfers, and nobody wants to wait any longer.
     """
-    compiled, computed = engine.compile_count, engine.runner.tokens_computed
     try:
-        started = monotonic()
-        conversations = Conversations(lines, engine.scheduler, engine.model.tokenizer, config)
-        view.ready(engine, conversations.expected)
-        for result in conversations.results():
-            view.finished(result, conversations.finished)
-        while not conversations.done and not stop.requested:
-            for result in conversations.step():
-                view.finished(result, conversations.finished)
-            view.working(_working(engine))
-        conversations.abort()
-        results = conversations.results()
-        summary: RunSummary = {
-            **totals(results),
-            "cache_type": engine.resolution.cache_type,
-            "page_size": engine.resolution.config.page_size,
-            "model": {"id": engine.model.model_id, "version": engine.model.model_version},
-            "wall_s": monotonic() - started,
-            "attention_tokens": engine.runner.tokens_computed - computed,
-            "compiled_programs": engine.compile_count - compiled,
-            "scheduler": asdict(engine.scheduler.stats),
-            "cache": engine.cache.counters.as_dict(),
-            "tiers": tier_sizes(engine.cache, engine.page_bytes),
-            "movements": movements(engine.cache.counters),
-        }
-        return RunReport(results, summary)
-    finally:
+        report = _serve(engine, config, lines, view, stop)
+    except Exception:
         engine.cache.close()
+        raise
+    engine.cache.close()
+    return report
+
+
+def _serve(engine: Engine, config: EngineConfig, lines: Sequence[PromptLine], view: View, stop: Stop) -> RunReport:
+    compiled, computed = engine.compile_count, engine.runner.tokens_computed
+    started = monotonic()
+    conversations = Conversations(lines, engine.scheduler, engine.model.tokenizer, config)
+    view.ready(engine, conversations.expected)
+    for result in conversations.results():
+        view.finished(result, conversations.finished)
+    while not conversations.done and not stop.requested:
+        for result in conversations.step():
+            view.finished(result, conversations.finished)
+        view.working(_working(engine))
+    conversations.abort()
+    wall = monotonic() - started
+    persisted = _persist(engine, view, stop)
+    results = conversations.results()
+    summary: RunSummary = {
+        **totals(results),
+        "cache_type": engine.resolution.cache_type,
+        "page_size": engine.resolution.config.page_size,
+        "model": {"id": engine.model.model_id, "version": engine.model.model_version},
+        "wall_s": wall,
+        "attention_tokens": engine.runner.tokens_computed - computed,
+        "compiled_programs": engine.compile_count - compiled,
+        "scheduler": asdict(engine.scheduler.stats),
+        "cache": engine.cache.counters.as_dict(),
+        "tiers": tier_sizes(engine.cache, engine.page_bytes),
+        "movements": movements(engine.cache.counters),
+        "storage": _storage_kind(engine),
+        "persisted": persisted,
+    }
+    return RunReport(results, summary)
+
+
+def _persist(engine: Engine, view: View, stop: Stop) -> Persisted | None:
+    hicache = engine.resolution.config.hicache
+    if hicache is None or hicache.storage is None:
+        return None
+    # Who interrupts the serving wants to see what there is; what was computed so far is still worth keeping.
+    interrupted = stop.requested
+    return persist(engine.cache, hicache.persist_timeout, lambda: stop.requested and not interrupted, view.persisting)
+
+
+def _storage_kind(engine: Engine) -> str | None:
+    hicache = engine.resolution.config.hicache
+    return None if hicache is None or hicache.storage is None else hicache.storage.kind
 
 
 def _working(engine: Engine) -> Working:
     running = engine.scheduler.running
     loading = sum(request.phase is Phase.LOADING for request in running)
     pages = sum(engine.cache.size(name).in_flight for name in engine.pools) if loading else 0
-    return Working(len(engine.scheduler.waiting), len(running), loading, pages, engine.runner.tokens_computed)
+    return Working(
+        len(engine.scheduler.waiting), engine.scheduler.fetching, len(running), loading, pages, engine.runner.tokens_computed
+    )

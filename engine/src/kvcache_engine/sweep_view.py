@@ -36,6 +36,9 @@ class PassView:
     def working(self, state: Working) -> None:
         self._screen.move(note=f"{state.running} running, {state.waiting} waiting")
 
+    def persisting(self, stored: int, remaining: int) -> None:
+        self._screen.move(note=f"{stored} pages stored, {remaining} left")
+
 
 def sweep_table(points: Sequence[SweepPoint]) -> Table:
     """One row a ratio: size of L2, hit rate by tier, time to first token, bytes moved."""

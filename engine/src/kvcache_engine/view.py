@@ -12,7 +12,7 @@ from kvcache_engine.screen import Screen
 from kvcache_engine.tiers import tier_sizes
 
 LONG = 2.0
-"""Seconds in which nothing runs because everything is loading, after which that is worth a line."""
+"""Seconds of waiting for transfers, with nothing to compute, after which that is worth a line."""
 
 
 @final
@@ -22,6 +22,7 @@ class ProgressView:
     def __init__(self, screen: Screen) -> None:
         self._screen = screen
         self._idle_since: float | None = None
+        self._persisting = False
 
     def ready(self, engine: Engine, expected: int) -> None:
         for line in start_up_lines(engine):
@@ -37,19 +38,34 @@ class ProgressView:
 
     def working(self, state: Working) -> None:
         loading = f"{state.loading} of them loading {state.pages_loading} pages, " if state.loading else ""
-        note = f"{state.running} running, {loading}{state.waiting} waiting, {state.tokens} tokens through the model"
+        fetching = f", {state.fetching} of them for storage" if state.fetching else ""
+        note = f"{state.running} running, {loading}{state.waiting} waiting{fetching}, {state.tokens} tokens through the model"
         self._screen.move(note=note)
-        if not state.loading or state.loading < state.running:
+        if state.loading < state.running or not (state.loading or state.fetching):
             self._idle_since = None
             return
-        # Nothing else runs meanwhile, so without a bar nobody would know why nothing happens.
+        # Nothing is computed meanwhile, so without a bar nobody would know why nothing happens.
+        self._wait(f"still {'loading' if state.loading else 'waiting for storage'}: {note}")
+
+    def persisting(self, stored: int, remaining: int) -> None:
+        if not self._persisting:
+            self._persisting, self._idle_since = True, None
+            if remaining:
+                self._screen.begin("storing pages", stored + remaining)
+                if not self._screen.moves:
+                    self._screen.say(f"storing {remaining} pages ... (Ctrl-C leaves the rest)")
+        self._screen.move(stored, note=f"{remaining} pages left; Ctrl-C leaves them")
+        if remaining:
+            self._wait(f"still storing: {stored} pages stored, {remaining} left")
+
+    def _wait(self, what: str) -> None:
         now = monotonic()
         if self._idle_since is None:
             self._idle_since = now
         elif now - self._idle_since > LONG:
             self._idle_since = now
             if not self._screen.moves:
-                self._screen.say(f"still loading: {note}")
+                self._screen.say(what)
 
     def show(self, report: RunReport) -> None:
         """The table of requests and the summary."""
@@ -71,7 +87,14 @@ def start_up_lines(engine: Engine) -> list[str]:
 
 def _settings(hicache: HiCacheConfig) -> str:
     settings = hicache.write_settings
+    storage = "none" if hicache.storage is None else hicache.storage.kind
+    if hicache.storage is not None and settings.persist_on == "never":
+        storage += ", which is read and never written"
     return (
-        f"L1 to L2 on {settings.backup_on}, L2 to L3 {settings.persist_on}; {hicache.host_pool} host memory,"
-        f" {hicache.async_impl} waits; storage {'none' if hicache.storage is None else hicache.storage.kind}"
+        f"L1 to L2 on {settings.backup_on}, L2 to L3 {_when(settings.persist_on)}; {hicache.host_pool} host memory,"
+        f" {hicache.async_impl} waits; storage {storage}"
     )
+
+
+def _when(moment: str) -> str:
+    return moment if moment == "never" else f"on {moment}"
