@@ -52,13 +52,13 @@ Page = tuple[int, int, int, str]
 class StorageMachine(RuleBasedStateMachine):
     """One store, one opener at first. `events` is shared by all runs of a test."""
 
-    def __init__(self, kit: StorageKit, events: Counter[str], found: list[BaseException]) -> None:
+    def __init__(self, kit: StorageKit, events: Counter[str], found: list[BaseException], folder: Path) -> None:
         """`found` takes what threads raised: their order differs from run to run, and hypothesis only says that it did."""
         super().__init__()
         self.kit = kit
         self.events = events
         self.found = found
-        self.folder = Path(tempfile.mkdtemp(prefix="kvcache-machine-"))
+        self.folder = Path(tempfile.mkdtemp(dir=folder))
         self.bench = StorageBench(kit, self.folder)
         self.storage = self.bench.open()
         self.raw = kit.raw(self.bench.place, SCOPE)
@@ -215,8 +215,11 @@ def expected_events(kit: StorageKit, folder: Path) -> Iterator[str]:
         yield "damaged"
 
 
-def run_storage_machine(kit: StorageKit, *, examples: int, steps: int, seed: int, shrink: bool = True) -> Counter[str]:
-    """Run the machine and return how often each situation was reached. The same arguments give the same run.
+def run_storage_machine(
+    kit: StorageKit, folder: Path, *, examples: int, steps: int, seed: int, shrink: bool = True
+) -> Counter[str]:
+    """Run the machine and return how often each situation was reached. The same arguments give the same run. Its stores are in
+    `folder`, and gone afterwards.
 
     Raises:
         Exception: the backend broke its contract; with `shrink`, hypothesis prints the shortest way there.
@@ -224,7 +227,7 @@ def run_storage_machine(kit: StorageKit, *, examples: int, steps: int, seed: int
     events: Counter[str] = Counter()
     found: list[BaseException] = []
     try:
-        drive(lambda: StorageMachine(kit, events, found), examples=examples, steps=steps, seed=seed, shrink=shrink)
+        drive(lambda: StorageMachine(kit, events, found, folder), examples=examples, steps=steps, seed=seed, shrink=shrink)
     except Flaky:
         if not found:
             raise

@@ -13,6 +13,7 @@ The second asks the installed plugin for everything, which also lets it open the
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, ClassVar
 
 from kvcache_conformance.prefix_cache_machine import not_reached
@@ -36,7 +37,7 @@ class MachineStorageTests(StorageKit, ABC):
     """The state machine, in short."""
 
     def test_the_machine_finds_nothing(self, tmp_path: Path) -> None:
-        events = run_storage_machine(self, examples=self.machine_examples, steps=30, seed=0)
+        events = run_storage_machine(self, tmp_path, examples=self.machine_examples, steps=30, seed=0)
         missing = not_reached(events, expected_events(self, tmp_path))
         assert not missing, f"the machine never came to: {', '.join(missing)}; raise machine_examples"
 
@@ -84,3 +85,18 @@ class InstalledStorageTests(AllStorageTests, ABC):
 
     def opener(self, place: Path, scope: StorageScope) -> StorageOpener:
         return StorageOpener(self.kind, dict(self.options(place)), scope)
+
+
+PARTS: Mapping[type[StorageKit], str] = MappingProxyType(
+    {
+        BasicStorageTests: "basic",
+        ThreadStorageTests: "threads",
+        MachineStorageTests: "machine",
+        PersistentStorageTests: "persistent",
+        SharedStorageTests: "shared",
+        ScanStorageTests: "scan",
+        CapacityStorageTests: "capacity",
+        RawStorageTests: "raw",
+    }
+)
+"""The parts of the kit with the names that a verdict calls them by."""

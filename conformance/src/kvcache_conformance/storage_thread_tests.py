@@ -45,14 +45,19 @@ class ThreadStorageTests(StorageKit, ABC):
         storage, keys = bench.open(), new_keys(3)
         values = [content(size, size) for size in (10, 70_000, 3000, 0)]
 
+        writers = [0, 1]
+
         def write(first: int) -> None:
-            for number in range(first, first + ROUNDS):
-                storage.set(keys, [values[number % len(values)]] * 3)
-                if number % 5 == 0:
-                    storage.delete(keys[:1])
+            try:
+                for number in range(first, first + ROUNDS):
+                    storage.set(keys, [values[number % len(values)]] * 3)
+                    if number % 5 == 0:
+                        storage.delete(keys[:1])
+            finally:
+                writers.remove(first)
 
         def read() -> None:
-            for _ in range(ROUNDS):
+            while writers:
                 expect_whole(storage, keys, values)
 
         in_threads(partial(write, 0), partial(write, 1), read, read)

@@ -2,10 +2,14 @@
 
 import threading
 import time
+from collections import defaultdict
 from collections.abc import Iterator, Sequence
-from typing import final
+from functools import cached_property
+from pathlib import Path
+from typing import ClassVar, final
 
-from kvcache_conformance.storage_kit import RawStorage
+from kvcache_conformance.storage_kit import CAPABILITIES, RawStorage
+from kvcache_conformance.storage_tests import StorageBackendTests
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredPage, Value
 
 Place = tuple[str, int, str]
@@ -83,3 +87,23 @@ class ToyRaw(RawStorage):
 
     def remove(self, key: str) -> None:
         del self._disk.pages[(*self._scope, key)]
+
+
+class ToyStorageKit(StorageBackendTests):
+    """The kit on ToyStorage, with everything declared. `storage`: a faulty variant, to see the kit notice it."""
+
+    capabilities = frozenset(CAPABILITIES)
+    storage: ClassVar[type[ToyStorage]] = ToyStorage
+
+    @cached_property
+    def _disks(self) -> dict[Path, ToyDisk]:
+        return defaultdict(ToyDisk)
+
+    def open_storage(self, place: Path, scope: StorageScope) -> HiCacheStorage:
+        return self.storage(self._disks[place], scope)
+
+    def open_limited(self, place: Path, scope: StorageScope, max_bytes: int) -> HiCacheStorage:
+        return self.storage(self._disks[place], scope, max_bytes)
+
+    def raw(self, place: Path, scope: StorageScope) -> RawStorage:
+        return ToyRaw(self._disks[place], scope)

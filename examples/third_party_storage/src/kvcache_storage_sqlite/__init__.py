@@ -1,0 +1,1 @@
+"""A storage backend for kvcache: pages as rows of one SQLite database."""
