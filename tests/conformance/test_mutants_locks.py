@@ -4,11 +4,8 @@ A mutant is the toy cache with one method gone wrong. It names the directed test
 state machine. The toy's own `check_integrity` counts pages and nothing more, so what is seen here is seen by the kit.
 """
 
-import pytest
-
-from kvcache_conformance.prefix_cache_machine import run_machine
 from kvcache_conformance.toy_cache import Handle, ToyCache, ToyLock
-from kvcache_conformance.toy_kit import NOTICED, ToyKit
+from kvcache_conformance.toy_kit import ToyMutantTests
 
 
 class UnlockReleasesTwice(ToyCache):
@@ -183,45 +180,27 @@ class ResetsUnderLocks(ToyCache):
         return super().reset()
 
 
-DIRECTED_AND_MACHINE = {
-    LockIgnoresLength: "test_every_page_boundary_can_be_locked",
-    LockIsNotRevalidated: "test_a_stale_match_locks_nothing",
-    LocksLastPageOnly: "test_locked_pages_stay_and_the_rest_goes",
-    LockIsRefusedForNothing: "test_length_zero_is_always_lockable",
-    MatchTouches: "test_a_match_does_not_refresh",
-    LockDoesNotTouch: "test_a_lock_refreshes",
-    SplitLosesLocks: "test_a_lock_survives_a_branch_inside_it",
-    SplitLeavesLocksBehind: "test_a_lock_survives_a_branch_inside_it",
-    SplitRefreshes: "test_a_branch_does_not_refresh_what_it_leaves",
-    EvictsLockedPages: "test_locked_pages_stay_and_the_rest_goes",
-    EvictsFromTheRoot: "test_the_last_victim_is_trimmed_at_a_page_boundary",
-    EvictsTheNewest: "test_the_least_recently_inserted_goes_first",
-    EvictsOneMore: "test_exactly_what_is_asked_is_freed",
-    EvictsOneLess: "test_exactly_what_is_asked_is_freed",
-    EvictLosesAPage: "test_exactly_what_is_asked_is_freed",
-    NeverEvicts: "test_exactly_what_is_asked_is_freed",
-    ResetsUnderLocks: "test_reset_forgets_everything_unless_a_lock_lives",
-}
-
-DIRECTED_ALONE = {
-    UnlockReleasesTwice: "test_unlocking_twice_is_an_error_and_releases_nothing",
-    UnlockTakesForeignLocks: "test_a_lock_of_another_cache_is_refused",
-}
-"""Faults that no host which keeps the protocol provokes, so that the machine does not either."""
-
-
-@pytest.mark.parametrize(("mutant", "directed"), [*DIRECTED_AND_MACHINE.items(), *DIRECTED_ALONE.items()])
-def test_a_planted_fault_fails_its_directed_test(mutant, directed):
-    with pytest.raises(NOTICED):
-        getattr(ToyKit(mutant), directed)()
-
-
-@pytest.mark.parametrize("mutant", DIRECTED_AND_MACHINE)
-def test_a_planted_fault_stops_the_machine(mutant):
-    with pytest.raises(NOTICED):
-        run_machine(ToyKit(mutant).world, examples=200, steps=30, seed=0, shrink=False)
-
-
-def test_the_healthy_toy_passes_what_the_mutants_fail():
-    for directed in {*DIRECTED_AND_MACHINE.values(), *DIRECTED_ALONE.values()}:
-        getattr(ToyKit(ToyCache), directed)()
+class TestFaultsOfLocks(ToyMutantTests):
+    with_machine = (
+        (LockIgnoresLength, "test_every_page_boundary_can_be_locked"),
+        (LockIsNotRevalidated, "test_a_stale_match_locks_nothing"),
+        (LocksLastPageOnly, "test_locked_pages_stay_and_the_rest_goes"),
+        (LockIsRefusedForNothing, "test_length_zero_is_always_lockable"),
+        (MatchTouches, "test_a_match_does_not_refresh"),
+        (LockDoesNotTouch, "test_a_lock_refreshes"),
+        (SplitLosesLocks, "test_a_lock_survives_a_branch_inside_it"),
+        (SplitLeavesLocksBehind, "test_a_lock_survives_a_branch_inside_it"),
+        (SplitRefreshes, "test_a_branch_does_not_refresh_what_it_leaves"),
+        (EvictsLockedPages, "test_locked_pages_stay_and_the_rest_goes"),
+        (EvictsFromTheRoot, "test_the_last_victim_is_trimmed_at_a_page_boundary"),
+        (EvictsTheNewest, "test_the_least_recently_inserted_goes_first"),
+        (EvictsOneMore, "test_exactly_what_is_asked_is_freed"),
+        (EvictsOneLess, "test_exactly_what_is_asked_is_freed"),
+        (EvictLosesAPage, "test_exactly_what_is_asked_is_freed"),
+        (NeverEvicts, "test_exactly_what_is_asked_is_freed"),
+        (ResetsUnderLocks, "test_reset_forgets_everything_unless_a_lock_lives"),
+    )
+    alone = (
+        (UnlockReleasesTwice, "test_unlocking_twice_is_an_error_and_releases_nothing"),
+        (UnlockTakesForeignLocks, "test_a_lock_of_another_cache_is_refused"),
+    )

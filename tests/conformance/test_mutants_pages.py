@@ -5,11 +5,9 @@ state machine. The toy's own `check_integrity` counts pages and nothing more, so
 """
 
 import numpy as np
-import pytest
 
-from kvcache_conformance.prefix_cache_machine import run_machine
 from kvcache_conformance.toy_cache import Page, ToyCache
-from kvcache_conformance.toy_kit import NOTICED, ToyKit
+from kvcache_conformance.toy_kit import ToyMutantTests
 from kvcache_core.contracts.results import InsertResult, MatchResult
 
 
@@ -140,41 +138,23 @@ class ChecksNothing(ToyCache):
         pass
 
 
-DIRECTED_AND_MACHINE = {
-    ExtraKeyIgnored: "test_extra_keys_are_framed_and_never_share",
-    ExtraKeyJoined: "test_extra_keys_are_framed_and_never_share",
-    AbsentIsEmpty: "test_extra_keys_are_framed_and_never_share",
-    KeyedByPageAlone: "test_branches_of_one_prefix_are_told_apart",
-    KeepsAViewOfIndices: "test_what_is_new_moves_and_what_is_known_comes_back",
-    FreesDuplicates: "test_two_requests_compute_the_same_prefix_at_the_same_time",
-    SwallowsDuplicates: "test_what_is_new_moves_and_what_is_known_comes_back",
-    NewcomersReplace: "test_two_requests_compute_the_same_prefix_at_the_same_time",
-    RoundsUpToAPage: "test_whole_pages_of_a_prefix_are_found",
-    CountsLockedAsEvictable: "test_every_page_is_counted_once",
-    CountsTheDummy: "test_every_page_is_counted_once",
-}
-
-DIRECTED_ALONE = {
-    TakesBehindAGap: "test_an_offer_that_begins_behind_a_gap_is_refused",
-    TakesBeforeItChecks: "test_a_broken_offer_is_raised_before_anything_is_taken",
-    AcceptsInt64: "test_token_ids_that_are_not_int32_arrays_are_refused",
-    ChecksNothing: "test_the_integrity_check_finds_a_page_without_an_owner",
-}
-"""Faults that no host which keeps the protocol provokes, so that the machine does not either."""
-
-
-@pytest.mark.parametrize(("mutant", "directed"), [*DIRECTED_AND_MACHINE.items(), *DIRECTED_ALONE.items()])
-def test_a_planted_fault_fails_its_directed_test(mutant, directed):
-    with pytest.raises(NOTICED):
-        getattr(ToyKit(mutant), directed)()
-
-
-@pytest.mark.parametrize("mutant", DIRECTED_AND_MACHINE)
-def test_a_planted_fault_stops_the_machine(mutant):
-    with pytest.raises(NOTICED):
-        run_machine(ToyKit(mutant).world, examples=200, steps=30, seed=0, shrink=False)
-
-
-def test_the_healthy_toy_passes_what_the_mutants_fail():
-    for directed in {*DIRECTED_AND_MACHINE.values(), *DIRECTED_ALONE.values()}:
-        getattr(ToyKit(ToyCache), directed)()
+class TestFaultsOfPages(ToyMutantTests):
+    with_machine = (
+        (ExtraKeyIgnored, "test_extra_keys_are_framed_and_never_share"),
+        (ExtraKeyJoined, "test_extra_keys_are_framed_and_never_share"),
+        (AbsentIsEmpty, "test_extra_keys_are_framed_and_never_share"),
+        (KeyedByPageAlone, "test_branches_of_one_prefix_are_told_apart"),
+        (KeepsAViewOfIndices, "test_what_is_new_moves_and_what_is_known_comes_back"),
+        (FreesDuplicates, "test_two_requests_compute_the_same_prefix_at_the_same_time"),
+        (SwallowsDuplicates, "test_what_is_new_moves_and_what_is_known_comes_back"),
+        (NewcomersReplace, "test_two_requests_compute_the_same_prefix_at_the_same_time"),
+        (RoundsUpToAPage, "test_whole_pages_of_a_prefix_are_found"),
+        (CountsLockedAsEvictable, "test_every_page_is_counted_once"),
+        (CountsTheDummy, "test_every_page_is_counted_once"),
+    )
+    alone = (
+        (TakesBehindAGap, "test_an_offer_that_begins_behind_a_gap_is_refused"),
+        (TakesBeforeItChecks, "test_a_broken_offer_is_raised_before_anything_is_taken"),
+        (AcceptsInt64, "test_token_ids_that_are_not_int32_arrays_are_refused"),
+        (ChecksNothing, "test_the_integrity_check_finds_a_page_without_an_owner"),
+    )
