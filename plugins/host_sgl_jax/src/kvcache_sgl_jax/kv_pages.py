@@ -51,11 +51,15 @@ class KVPages:
         moved = NamedSharding(mesh, spec)
 
         def pick(array: jax.Array, indices: jax.Array) -> jax.Array:
-            return array.at[indices].get(mode="promise_in_bounds", out_sharding=moved)
+            # As integers, in both directions: pages of another device arrive as a sum with zeros, which changes -0.0 and NaNs, and
+            # XLA's CPU backend scatters small floats by way of float32, which changes NaNs and copies the pool.
+            bits = _bits(array).at[indices].get(mode="promise_in_bounds", out_sharding=moved)
+            return jax.lax.bitcast_convert_type(bits, array.dtype)
 
         def put(array: jax.Array, indices: jax.Array, rows: jax.Array) -> jax.Array:
             on_device = jax.device_put(rows, jax.memory.Space.Device)
-            return array.at[indices].set(on_device, mode="drop", out_sharding=placed)
+            bits = _bits(array).at[indices].set(_bits(on_device), mode="drop", out_sharding=placed)
+            return jax.lax.bitcast_convert_type(bits, array.dtype)
 
         def gather(buffers: Buffers, indices: jax.Array) -> Pages:
             return tuple(pick(array, indices) for array in buffers)
@@ -121,6 +125,11 @@ class KVPages:
     def _check(self, indices: Indices) -> None:
         if len(indices) and (int(indices.min()) < 1 or int(indices.max()) > self.total):
             raise ValueError(f"pages are 1 to {self.total}; got {int(indices.min())} to {int(indices.max())}")
+
+
+def _bits(array: jax.Array) -> jax.Array:
+    """The same bits as unsigned integers."""
+    return jax.lax.bitcast_convert_type(array, f"uint{8 * array.dtype.itemsize}")
 
 
 def _bucket(n: int) -> int:
