@@ -51,7 +51,7 @@ class KVPages:
         moved = NamedSharding(mesh, spec)
 
         def pick(array: jax.Array, indices: jax.Array) -> jax.Array:
-            # As integers, in both directions: pages of another device arrive as a sum with zeros, which changes -0.0 and NaNs, and
+            # As integers, in both directions: pages of another device arrive as a sum with zeros, which changes -0.0 and NaNs;
             # XLA's CPU backend scatters small floats by way of float32, which changes NaNs and copies the pool.
             bits = _bits(array).at[indices].get(mode="promise_in_bounds", out_sharding=moved)
             return jax.lax.bitcast_convert_type(bits, array.dtype)
