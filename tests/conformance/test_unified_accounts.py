@@ -127,30 +127,6 @@ def test_a_state_is_a_snapshot(tiered):
     finish(world)
 
 
-def the_running_state_is_offered(monkeypatch):
-    """The host hands over the slot that it goes on writing, by the name of the snapshot."""
-    values = RequestModel._values
-
-    def planted(self, end):
-        for name, (slot, at) in self._snapshots.items():
-            running = self._running[name]
-            self._running[name], self._snapshots[name] = slot, (running, at)
-        return values(self, end)
-
-    chunk_done = RequestModel.chunk_done
-
-    def shared(self):
-        chunk_done(self)
-        for name, geometry in self.world.host.geometries.items():
-            if geometry.at_node_end:
-                resident = self.world.model.resident(name)
-                self._running[name] = next(iter(resident), self._running[name])
-                self.world.request_owned[name].add(self._running[name])
-
-    monkeypatch.setattr(RequestModel, "_values", planted)
-    monkeypatch.setattr(RequestModel, "chunk_done", shared)
-
-
 class TestFaultsOfAccounts(PlantedFaultTests):
     faults = (
         Fault(
@@ -183,5 +159,9 @@ class TestFaultsOfAccounts(PlantedFaultTests):
             test_a_copy_into_a_pinned_host_is_skipped_at_once,
             Replacement(Backups, "start", 'self._counters.dropped["no room in L2"] += self._tokens(node, c)', "pass"),
         ),
-        Fault("B6: the running state is offered", test_a_state_is_a_snapshot, the_running_state_is_offered),
+        Fault(
+            "B6: the running state is offered",
+            test_a_state_is_a_snapshot,
+            Replacement(RequestModel, "_snapshot", "slots = self._alloc(name, 1)", "slots = [self._running[name]]"),
+        ),
     )

@@ -11,7 +11,6 @@ from kvcache_conformance.scenario_steps import claim, compute, evict, find, fini
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_radix import store as store_module
 from kvcache_radix.store import NodeStore
-from kvcache_radix.victims import VictimHeap
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.operation import Operation
 
@@ -130,7 +129,7 @@ def order_of_going(world, tier):
         assert whole.admit()
         assert whole.compute(len(tokens))
         whole.finish()
-        compute(world, [*ids(first, first + 1), *ids(first + 4, first + 5, first + 6)])
+        compute(world, ids(first, first + 1, first + 2, first + 4, first + 5, first + 6))
     world.settle()
     order = []
     before = dict(world.ledger.claims.resident["swa"]) if tier == "host" else dict(world.checked.model.resident("swa"))
@@ -170,6 +169,14 @@ def locks_stay_with_the_tail(monkeypatch):
         return head
 
     monkeypatch.setattr(store_module, "_split_cell", planted)
+
+
+def addresses_break_ties(monkeypatch):
+    number = "hash(str(id(parent))) ^ hash(str(id(cells)))"
+    Replacement(NodeStore, "split", "at, self._number, tuple(cells)", f"at, {number}, tuple(cells)")(monkeypatch)
+    attach = "node = Node(parent, key, end, self._number, tuple([Cell() for _ in self.geometries]))"
+    cells = f"cells = tuple([Cell() for _ in self.geometries]); node = Node(parent, key, end, {number}, cells)"
+    Replacement(NodeStore, "attach", attach, cells)(monkeypatch)
 
 
 class TestFaultsOfNodes(PlantedFaultTests):
@@ -227,9 +234,5 @@ class TestFaultsOfNodes(PlantedFaultTests):
                 NodeStore, "drop", "doomed.extend(each.children.values())", "doomed.extend([*each.children.values()][:1])"
             ),
         ),
-        Fault(
-            "T16: addresses break ties",
-            test_equal_histories_lose_the_same_pages_in_both_tiers,
-            Replacement(VictimHeap, "offer", "(cell.clock, node.number, node)", "(cell.clock, hash(id(node)) % 1009, node)"),
-        ),
+        Fault("T16: addresses break ties", test_equal_histories_lose_the_same_pages_in_both_tiers, addresses_break_ties),
     )
