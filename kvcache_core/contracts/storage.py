@@ -28,7 +28,7 @@ class StoredPage(NamedTuple):
 
 
 class HiCacheStorage(ABC):
-    """Batch access to pages by key. Keys are 64 lowercase hex digits.
+    """Batch access to pages by key. Keys are 64 lowercase hex digits. A batch may be empty, and name a key more than once.
 
     A backend only moves bytes: deadlines, batching, circuit breaking and verification belong to the guard around it. It may
     raise and it may lose pages; it must not hand out bytes under a key they were not set with. Called from several threads.
@@ -44,7 +44,10 @@ class HiCacheStorage(ABC):
 
     @abstractmethod
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Store each value under its key; the last writer wins. A reader sees a whole value or none."""
+        """Store each value under its key; the last writer wins, within a batch too. A reader sees a whole value or none.
+
+        Values are contiguous and may be empty; they are the caller's again when this returns.
+        """
 
     @abstractmethod
     def delete(self, keys: Sequence[str]) -> None:

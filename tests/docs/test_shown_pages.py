@@ -21,7 +21,26 @@ def test_page_shows_what_happens(session: ShownSession, root: Path, page: str, l
     assert session.commands >= least
 
 
-@pytest.mark.parametrize("page", ["plugins.md", "configuration.md"])
+def test_the_example_of_a_storage_plugin_does_what_its_page_shows(session: ShownSession, root: Path):
+    """The page shows the package's files as they are; the reader starts in a copy of it."""
+    example, page = root / "examples" / "third_party_storage", (root / "docs" / "storage_plugins.md").read_text(encoding="utf-8")
+    shown = {block.file: block.text for block in blocks_in(page) if block.file is not None}
+    assert {file: (example / file).read_text(encoding="utf-8") for file in shown if file != "cache.yaml"} == {
+        file: text for file, text in shown.items() if file != "cache.yaml"
+    }
+    (session.folder / "README.md").write_text((example / "README.md").read_text(encoding="utf-8"), encoding="utf-8")
+    session.follow(page)
+    assert session.commands >= 10
+    of_the_package = {path.relative_to(example).as_posix() for path in example.rglob("*") if path.suffix in (".py", ".toml")}
+    assert of_the_package == shown.keys() - {"cache.yaml"}
+
+
+def test_the_storage_plugin_is_as_short_as_we_say(root: Path):
+    package = root / "examples" / "third_party_storage" / "src" / "kvcache_storage_sqlite"
+    assert len((package / "store.py").read_text(encoding="utf-8").splitlines()) < 60
+
+
+@pytest.mark.parametrize("page", ["plugins.md", "configuration.md", "storage_plugins.md"])
 def test_what_is_not_tried_is_only_publishing(root: Path, page: str):
     blocks = list(blocks_in((root / "docs" / page).read_text(encoding="utf-8")))
     assert {block.language for block in blocks} <= {"console", "python", "toml", "yaml", "sh"}

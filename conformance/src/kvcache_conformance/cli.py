@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+from kvcache_conformance.storage_verdict import PART_NAMES
 from kvcache_core.errors import KVCacheError
 
 DESCRIPTION = """Run the conformance kit on an installed storage backend, in temporary folders, with pytest in a process of
@@ -18,7 +19,7 @@ whatever is in it, and no limit is tried on it.
 examples:
   kvcache conformance storage file
   kvcache conformance storage file --options durability=page workers=1
-  kvcache conformance storage file --options path={place}/deep/down --json
+  kvcache conformance storage file --options path={place}/deep/down --parts capacity --json
 
 exit status: 0 it conforms; 1 a test failed, hung or crashed; 2 there is no such backend, or its options are wrong."""
 
@@ -40,6 +41,14 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help="options of the backend, as beside `kind:`; values are read as YAML",
     )
     storage.add_argument(
+        "--parts",
+        metavar="PART",
+        nargs="+",
+        choices=PART_NAMES,
+        default=list(PART_NAMES),
+        help=f"run these parts only, of: {', '.join(PART_NAMES)}",
+    )
+    storage.add_argument(
         "--timeout", metavar="SECONDS", type=_seconds, default=120.0, help="how long one test may take (default: 120)"
     )
     storage.add_argument("--json", action="store_true", help="print JSON, for programs; with tracebacks")
@@ -53,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
     chosen = choose_storage(args.name, _pairs(args.options))
     with TemporaryDirectory(prefix="kvcache-conformance-", ignore_cleanup_errors=True) as folder:
-        verdict = run_storage_kit(chosen, Path(folder), args.timeout)
+        verdict = run_storage_kit(chosen, args.parts, Path(folder), args.timeout)
     print(json.dumps(verdict.as_dict(), indent=2, ensure_ascii=False) if args.json else verdict.render())
     return 0 if verdict.ok else 1
 

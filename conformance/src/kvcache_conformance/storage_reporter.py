@@ -1,5 +1,6 @@
 """The pytest plugin of `kvcache conformance storage`: plans, starts and ends of tests as messages. It renders nothing."""
 
+from collections.abc import Collection
 from multiprocessing.connection import Connection
 from typing import Any, final
 
@@ -7,23 +8,29 @@ from kvcache_conformance.storage_session import Ended, Planned, Started
 from kvcache_conformance.storage_tests import PARTS
 from kvcache_conformance.storage_verdict import Outcome
 
+OPENING = "test_it_opens_and_may_be_closed_twice"
+"""The first test. Where it fails, all others would say the same."""
+
 
 @final
 class StorageReporter:
     """The pytest plugin that sends the messages."""
 
-    def __init__(self, there: Connection) -> None:
+    def __init__(self, there: Connection, parts: Collection[str]) -> None:
         self._there = there
+        self._parts = parts
         self._session: Any = None
         self._first = ""
         self._ended: Ended | None = None
 
     def pytest_collection_modifyitems(self, session: Any, items: list[Any]) -> None:
         """Part by part, each in the order of its source; the first test opens the store."""
-        items.sort(key=lambda item: ([*PARTS.values()].index(part_of(item)), item.function.__code__.co_firstlineno))
+        items[:] = [item for item in items if part_of(item) in self._parts]
+        items.sort(key=lambda item: ([*PARTS].index(part_of(item)), item.function.__code__.co_firstlineno))
         for item in items:
             self._there.send(Planned(item.nodeid, part_of(item), item.function.__name__))
-        self._session, self._first = session, items[0].nodeid
+        if items[0].function.__name__ == OPENING:
+            self._session, self._first = session, items[0].nodeid
 
     def pytest_runtest_logstart(self, nodeid: str) -> None:
         self._there.send(Started(nodeid))
@@ -39,12 +46,12 @@ class StorageReporter:
         ended = self._ended or Ended(nodeid, Outcome.PASSED, "", "")
         self._there.send(ended)
         if nodeid == self._first and ended.outcome is Outcome.FAILED:
-            self._session.shouldstop = "all other tests would say the same"
+            self._session.shouldstop = "it cannot be opened"
 
 
 def part_of(item: Any) -> str:
     """The part of the kit that a collected test belongs to."""
-    return next(part for tests, part in PARTS.items() if item.function.__name__ in vars(tests))
+    return next(part for part, tests in PARTS.items() if item.function.__name__ in vars(tests))
 
 
 def text_of(report: Any) -> str:

@@ -7,7 +7,7 @@ import json
 import multiprocessing
 import os
 import signal
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -45,8 +45,10 @@ class TestStorage(InstalledStorageTests):
 """
 
 
-def run_storage_kit(chosen: ChosenStorage, folder: Path, timeout: float) -> StorageVerdict:
-    """Judge a backend. `folder`: an empty one, for all that the tests write; `timeout`: seconds for one test.
+def run_storage_kit(chosen: ChosenStorage, parts: Collection[str], folder: Path, timeout: float) -> StorageVerdict:
+    """Judge a backend by these parts of the kit.
+
+    `folder`: an empty one, for all that the tests write. `timeout`: seconds for one test.
 
     Raises:
         KVCacheError: pytest could not even begin; the text has the end of what it said.
@@ -57,7 +59,7 @@ def run_storage_kit(chosen: ChosenStorage, folder: Path, timeout: float) -> Stor
     (folder / "test_storage.py").write_text(TEST_FILE, encoding="utf-8")
     spawn = multiprocessing.get_context("spawn")
     answers, there = spawn.Pipe(duplex=False)
-    process = spawn.Process(target=run_pytest, args=(there, folder))
+    process = spawn.Process(target=run_pytest, args=(there, parts, folder))
     process.start()
     there.close()
     try:

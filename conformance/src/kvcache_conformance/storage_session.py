@@ -1,6 +1,7 @@
 """The process in which `kvcache conformance storage` runs pytest, and what it tells the process that waits. It judges nothing."""
 
 import os
+from collections.abc import Collection
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import NamedTuple
@@ -35,8 +36,8 @@ Message = Planned | Started | Ended | None
 """None: pytest has ended."""
 
 
-def run_pytest(there: Connection, folder: Path) -> None:
-    """Run the tests in `folder` and send messages; what pytest prints goes to a file there."""
+def run_pytest(there: Connection, parts: Collection[str], folder: Path) -> None:
+    """Run these parts of the tests in `folder` and send messages; what pytest prints goes to a file there."""
     os.setsid()  # one group with the processes that tests start, so that all of them can be ended
     log = os.open(folder / "pytest.log", os.O_WRONLY | os.O_CREAT)
     os.dup2(log, 1)
@@ -53,5 +54,5 @@ def run_pytest(there: Connection, folder: Path) -> None:
 
     words = ["-q", "-c", str(folder / "pytest.ini"), "--rootdir", str(folder), "--basetemp", str(folder / "places")]
     words += ["-p", "no:cacheprovider", "--import-mode=importlib", "--tb=short", str(folder / "test_storage.py")]
-    pytest.main(words, plugins=[StorageReporter(there)])
+    pytest.main(words, plugins=[StorageReporter(there, parts)])
     there.send(None)

@@ -29,6 +29,7 @@ from kvcache_conformance.storage_optional_tests import (
 from kvcache_conformance.storage_processes import StorageOpener
 from kvcache_conformance.storage_raw_tests import RawStorageTests
 from kvcache_conformance.storage_thread_tests import ThreadStorageTests
+from kvcache_conformance.storage_verdict import PART_NAMES
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
 from kvcache_core.registry.default import default_registry
 
@@ -87,16 +88,5 @@ class InstalledStorageTests(AllStorageTests, ABC):
         return StorageOpener(self.kind, dict(self.options(place)), scope)
 
 
-PARTS: Mapping[type[StorageKit], str] = MappingProxyType(
-    {
-        BasicStorageTests: "basic",
-        ThreadStorageTests: "threads",
-        MachineStorageTests: "machine",
-        PersistentStorageTests: "persistent",
-        SharedStorageTests: "shared",
-        ScanStorageTests: "scan",
-        CapacityStorageTests: "capacity",
-        RawStorageTests: "raw",
-    }
-)
-"""The parts of the kit with the names that a verdict calls them by."""
+PARTS: Mapping[str, type[StorageKit]] = MappingProxyType(dict(zip(PART_NAMES, AllStorageTests.__bases__, strict=False)))
+"""The parts of the kit by the names that a verdict calls them by."""

@@ -5,6 +5,9 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
+PART_NAMES = ("basic", "threads", "machine", "persistent", "shared", "scan", "capacity", "raw")
+"""The parts of the kit, in the order in which they run."""
+
 _TEXT_LINES = 5
 
 
@@ -70,7 +73,7 @@ class StorageVerdict:
 
     def render(self) -> str:
         """For people."""
-        width = max((len(part.name) for part in self.parts), default=0) + 2
+        width = max(map(len, PART_NAMES)) + 2
         lines = [f"storage backend {self.kind} of {self.provider}"]
         for part in self.parts:
             lines += [f"  {part.name:<{width}}{line}" if not at else line for at, line in enumerate(_lines(part))]
