@@ -7,6 +7,7 @@ gathered page may be rewritten. It does not know what a page is, when a copy is 
 
 import threading
 from collections.abc import Mapping
+from time import perf_counter
 
 import numpy as np
 
@@ -15,15 +16,17 @@ from kvcache_core.contracts.results import Indices
 
 
 class QueuedGather:
-    """A copy out. After dispatch its pages are rows [start, start + len(indices)) of `pages`, shared with the whole batch."""
+    """A copy out. After dispatch its pages are rows [start, start + len(indices)) of `pages`, shared with the whole batch.
+    `dispatched_at`: `perf_counter()` then."""
 
-    __slots__ = ("cancelled", "component", "error", "indices", "pages", "start")
+    __slots__ = ("cancelled", "component", "dispatched_at", "error", "indices", "pages", "start")
 
     def __init__(self, component: str, indices: Indices) -> None:
         self.component = component
         self.indices = indices
         self.pages: Pages | None = None
         self.start = 0
+        self.dispatched_at = 0.0
         self.error: Exception | None = None
         self.cancelled = False
 
@@ -33,15 +36,17 @@ class QueuedGather:
 
 
 class QueuedScatter:
-    """A copy in. Once `dispatched`, every later program sees the pages: a load is complete then."""
+    """A copy in. Once `dispatched`, every later program sees the pages: a load is complete then. `dispatched_at`:
+    `perf_counter()` at that time."""
 
-    __slots__ = ("cancelled", "component", "dispatched", "error", "indices", "pages")
+    __slots__ = ("cancelled", "component", "dispatched", "dispatched_at", "error", "indices", "pages")
 
     def __init__(self, component: str, indices: Indices, pages: Pages) -> None:
         self.component = component
         self.indices = indices
         self.pages: Pages | None = pages
         self.dispatched = False
+        self.dispatched_at = 0.0
         self.error: Exception | None = None
         self.cancelled = False
 
@@ -93,6 +98,7 @@ class TransferQueue:
             if op.cancelled:
                 continue
             pages, op.pages = op.pages, None
+            op.dispatched_at = perf_counter()
             try:
                 result[op.component] = self._pools[op.component].scatter(result[op.component], op.indices, pages)
             except Exception as error:
@@ -107,6 +113,7 @@ class TransferQueue:
     def _gather(self, component: str, ops: list[QueuedGather], buffers: Mapping[str, Buffers]) -> None:
         if not ops:
             return
+        now = perf_counter()
         try:
             pages = self._pools[component].gather(buffers[component], np.concatenate([op.indices for op in ops]))
         except Exception as error:
@@ -115,7 +122,7 @@ class TransferQueue:
             return
         start = 0
         for op in ops:
-            op.start, op.pages = start, pages
+            op.start, op.pages, op.dispatched_at = start, pages, now
             start += len(op.indices)
 
     def _check(self, component: str) -> None:

@@ -32,7 +32,8 @@ class CacheCounters:
     bytes_moved: Counter[str] = field(default_factory=Counter[str])
     """By direction: `d2h`, `h2d`, `store`, `fetch`."""
     seconds_moving: Counter[str] = field(default_factory=Counter[str])
-    """Seconds by the same directions, as floats."""
+    """Seconds by the same directions, as floats. `d2h`: from dispatch until the batch was complete, or was seen to be. `h2d`:
+    from dispatch to commit, an upper bound: the buffers are donated on, so nobody can see when a load has arrived."""
     dropped: Counter[str] = field(default_factory=Counter[str])
     """Tokens given up, by reason."""
     misses: Counter[str] = field(default_factory=Counter[str])

@@ -64,7 +64,8 @@ class DevicePool(Protocol):
 
     def gather(self, buffers: Buffers, indices: Indices) -> Pages:
         """Capture the pages `indices` in that order, into pinned host memory; later writes to `buffers` do not change the result,
-        whose arrays are futures. It may have more rows than `indices`: the rest is padding."""
+        whose arrays are futures. It may have more rows than `indices`: the rest is padding. One program makes all arrays, so they
+        are complete, or failed, together, and one program makes every batch of as many rows."""
         ...
 
     def scatter(self, buffers: Buffers, indices: Indices, pages: Pages) -> Buffers:

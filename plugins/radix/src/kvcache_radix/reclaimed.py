@@ -16,6 +16,10 @@ class Reclaimed:
         self.lost_tokens = 0
         self._chunks: dict[tuple[int, int], list[bytes]] = {}
 
+    def __bool__(self) -> bool:
+        """Whether there is anything to free."""
+        return bool(self._chunks)
+
     def add(self, tier: int, c: int, data: bytes) -> None:
         self._chunks.setdefault((tier, c), []).append(data)
 

@@ -2,14 +2,14 @@
 
 Everything is dispatched by the thread that owns the engine: copies are only queued here, and the host's `PoolSet.take`
 dispatches the queue. `async_impl` chooses who waits: `future` looks at `is_ready()` in `poll`, `threadpool` lets a few workers
-block. Commits happen in `poll`, in the order of submission for each direction. It knows indices and host pools; it knows no tree
-and no policy.
+block. Copies within host memory are a worker's in both. Commits happen in `poll`, in the order of submission for each direction.
+It knows indices and host pools; it knows no tree and no policy.
 """
 
+import logging
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
-from time import perf_counter
+from dataclasses import dataclass, field
 from typing import Any, Literal, final
 
 import jax
@@ -20,9 +20,15 @@ from kvcache_core.contracts.pools import DevicePool, PoolSet
 from kvcache_core.contracts.results import Indices
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_unified_hicache.copies import LoadCopy, WriteCopy
+from kvcache_unified_hicache.gathered import GatheredBatches
 from kvcache_unified_hicache.host_pool.base import HostKVPool
+from kvcache_unified_hicache.host_pool.discards import Discards, let_go
+from kvcache_unified_hicache.host_pool.pack_job import PackJob
 from kvcache_unified_hicache.transfer import OnCommit, Transfer
-from kvcache_unified_hicache.waiting import BatchJobs, Waiting, make_waiting
+from kvcache_unified_hicache.waiting import Waiting, make_waiting
+from kvcache_unified_hicache.workers import Job
+
+log = logging.getLogger(__name__)
 
 EvictCallback = Callable[[str, Indices], None]
 """(component, host slots) that were evicted to make room: whoever knew what was in them forgets it."""
@@ -31,7 +37,7 @@ EvictCallback = Callable[[str, Indices], None]
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ControllerParts:
     """What a controller is made of; `deps.controller` is called with it. `max_bytes_in_flight` bounds the copies under way, where
-    there is more than one."""
+    there is more than one. `discards`: where the host pools leave what they no longer need."""
 
     queue: TransferQueue
     pool_set: PoolSet
@@ -42,6 +48,7 @@ class ControllerParts:
     max_bytes_in_flight: int
     agree: Callable[[Sequence[int]], Sequence[int]]
     counters: CacheCounters
+    discards: Discards = field(default_factory=Discards)
 
 
 @final
@@ -51,7 +58,8 @@ class HiCacheController:
     def __init__(self, parts: ControllerParts) -> None:
         self._parts = parts
         self._waiting: Waiting = make_waiting(parts.async_impl)
-        self._jobs = BatchJobs(self._waiting)
+        self._batches = GatheredBatches(self._waiting)
+        self._packing: dict[str, tuple[PackJob, Job]] = {}
         self._writes: deque[WriteCopy] = deque()
         self._loads: deque[LoadCopy] = deque()
         self._bytes = 0
@@ -71,6 +79,7 @@ class HiCacheController:
             if len(evicted):
                 self._parts.evict_callback(component, evicted)
             slots = pool.alloc(n)
+            self._let_go()
         return slots
 
     def write(self, host_indices: Indices, device_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
@@ -99,10 +108,11 @@ class HiCacheController:
         return copy
 
     def poll(self) -> int:
+        self._pack()
         for load in self._loads:
             load.advance(self._waiting)
         for write in self._writes:
-            write.advance(self._jobs)
+            write.advance(self._batches, self._parts.host_pools[write.component])
             if not write.complete:
                 break  # later ones wait for it anyhow
         writes, loads = self._parts.agree([_ready(self._writes), _ready(self._loads)])
@@ -112,7 +122,8 @@ class HiCacheController:
             copy = self._loads.popleft()
             self._finish(copy, "h2d", copy.ok)
         if writes:
-            self._jobs.keep([write.pages for write in self._writes])
+            self._batches.keep([write.pages for write in self._writes])
+        self._let_go()
         return writes + loads
 
     def close(self) -> None:
@@ -120,6 +131,9 @@ class HiCacheController:
         if not self._closed:
             self._closed = True
             self._waiting.close()
+            for name, (packing, _) in self._packing.items():
+                self._parts.host_pools[name].finish_packing(packing)
+            self._packing.clear()
             for load in self._loads:
                 load.withdraw()
             self._writes.clear()
@@ -152,6 +166,25 @@ class HiCacheController:
         finally:
             self._parts.pool_set.give(buffers)
 
+    def _pack(self) -> None:
+        """Give the workers what the host pools want packed, and take back what is done."""
+        for name, pool in self._parts.host_pools.items():
+            running = self._packing.get(name)
+            if running is None:
+                if (packing := pool.pack_job()) is not None:
+                    self._packing[name] = packing, self._waiting.run(packing.run)
+            elif running[1].done():
+                del self._packing[name]
+                if (error := running[1].error()) is not None:
+                    log.warning("sparse pages of %r could not be packed and take more memory than they need: %r", name, error)
+                pool.finish_packing(running[0])
+
+    def _let_go(self) -> None:
+        """Have a worker let go of what the host pools no longer need. Last in a call, for workers take the interpreter from this
+        thread whenever they can; and in the step in which it became useless, so that the next step's pages find the room."""
+        if discarded := self._parts.discards.take():
+            self._waiting.run(lambda: let_go(discarded))
+
     def _commit_write(self, copy: WriteCopy) -> None:
         ok = copy.ok
         if ok:
@@ -167,7 +200,8 @@ class HiCacheController:
         self._bytes -= nbytes
         if ok:
             counters.bytes_moved[direction] += nbytes
-            counters.seconds_moving[direction] += perf_counter() - copy.started
+            seconds: Any = copy.seconds  # a Counter is declared to count whole numbers
+            counters.seconds_moving[direction] += seconds
         copy.commit(ok)
 
     def _forget(self, copy: LoadCopy) -> None:

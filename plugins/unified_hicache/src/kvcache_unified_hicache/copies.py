@@ -6,10 +6,12 @@ from typing import Any, final
 
 from kvcache_core.contracts.results import Indices
 from kvcache_core.transfer_queue import QueuedGather, QueuedScatter, TransferQueue
+from kvcache_unified_hicache.gathered import GatheredBatches
 from kvcache_unified_hicache.host_pool.base import HostKVPool
 from kvcache_unified_hicache.host_pool.captured import CapturedPages
 from kvcache_unified_hicache.transfer import OnCommit, Transfer
-from kvcache_unified_hicache.waiting import BatchJobs, Job, Waiting
+from kvcache_unified_hicache.waiting import Waiting
+from kvcache_unified_hicache.workers import Job
 
 
 @final
@@ -19,9 +21,9 @@ class WriteCopy(Transfer):
     def __init__(self, component: str, indices: Indices, queued: QueuedGather, on_commit: OnCommit) -> None:
         self.component = component
         self.indices = indices
-        self.started = perf_counter()
         self.error: Exception | None = None
         self.complete = False
+        self.seconds = 0.0
         self._queued = queued
         self._on_commit = on_commit
         self._done = False
@@ -43,7 +45,7 @@ class WriteCopy(Transfer):
         """A copy to the host is never withdrawn: its destination waits for it."""
         return False
 
-    def advance(self, jobs: BatchJobs) -> None:
+    def advance(self, batches: GatheredBatches, pool: HostKVPool) -> None:
         """Look whether the copy is complete; never blocks."""
         queued = self._queued
         if self.complete or not queued.dispatched:
@@ -51,13 +53,13 @@ class WriteCopy(Transfer):
         if queued.error is not None:
             self.complete, self.error = True, queued.error
             return
-        job = jobs.of(queued.pages)
-        if job.done():
-            self.complete, self.error = True, job.error()
+        batch = batches.of(queued.pages, pool.one_of(queued.pages), queued.dispatched_at)
+        if batch.job.done():
+            self.complete, self.error, self.seconds = True, batch.job.error(), batch.take_seconds()
 
     def land(self, pool: HostKVPool) -> None:
         """The slots hold the pages from now on."""
-        pool.put(self.indices, self._queued.pages, self._queued.start)
+        pool.put_gathered(self.indices, self._queued.pages, self._queued.start)
 
     def commit(self, ok: bool) -> None:
         self._done = True
@@ -80,7 +82,6 @@ class LoadCopy(Transfer):
     ) -> None:
         self.component = component
         self.indices = indices
-        self.started = perf_counter()
         self.error: Exception | None = None
         self._captured: CapturedPages | None = captured
         self._queue = queue
@@ -102,6 +103,11 @@ class LoadCopy(Transfer):
     def ok(self) -> bool:
         return self.complete and self.error is None and all(op.error is None for op in self._scatters)
 
+    @property
+    def seconds(self) -> float:
+        """Since the first scatter was dispatched."""
+        return perf_counter() - min(op.dispatched_at for op in self._scatters)
+
     def cancel(self) -> bool:
         if self._done or any(op.dispatched for op in self._scatters):
             return False
@@ -117,8 +123,7 @@ class LoadCopy(Transfer):
         self._captured = None
 
     def advance(self, waiting: Waiting) -> None:
-        """Queue the scatters as soon as the source lies in batches; never blocks, except that without workers the assembly of
-        scattered pages is done here."""
+        """Queue the scatters as soon as the source lies in batches, which a worker assembles where need be; never blocks."""
         captured = self._captured
         if captured is None or self.error is not None:
             return

@@ -41,6 +41,8 @@ class Freeing:
 
     def release(self, reclaimed: Reclaimed) -> None:
         """Free all that left a tree."""
+        if not reclaimed:
+            return
         for c in range(len(self._device)):
             self.pages(c, reclaimed.indices(DEVICE, c))
         for c in range(len(self._host)):

@@ -9,7 +9,7 @@ from typing import final
 
 import numpy as np
 
-from kvcache_core.contracts.results import Indices
+from kvcache_core.contracts.results import NO_INDICES, Indices
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.node import Cell, Node
 
@@ -48,6 +48,8 @@ class Operation:
 
     def rest(self, landed: list[slice]) -> Indices:
         """What of `destination` did not land anywhere and is to be freed."""
+        if len(landed) == 1 and landed[0] == slice(0, len(self.destination)):
+            return NO_INDICES  # nearly always
         keep = np.ones(len(self.destination), np.bool_)
         for part in landed:
             keep[part] = False

@@ -1,148 +1,95 @@
 """Who waits for copies: the owner thread by looking (`future`), or a few workers by blocking (`threadpool`).
 
-Nothing here dispatches work that touches pool buffers. A job never raises where it runs; its error is taken by whoever looks.
+In both, bytes that have to be copied within host memory (assembling scattered pages, packing sparse batches) and memory that is
+no longer needed go to a worker. Nothing here dispatches work that touches pool buffers.
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from collections.abc import Callable
+from time import perf_counter
 from typing import Any, Literal, final
 
 import jax
 
-WORKERS = 2
-"""Threads that wait or assemble pages. More gain nothing: they share the memory bandwidth."""
+from kvcache_unified_hicache.workers import Job, Workers
 
-
-class Job(ABC):
-    """Something that ends by itself."""
-
-    @abstractmethod
-    def done(self) -> bool:
-        """Never blocks."""
-
-    @abstractmethod
-    def error(self) -> Exception | None:
-        """What went wrong; only asked for once it is done."""
+THREADS = 2
+"""That wait or copy, with `threadpool`. More gain nothing: they share the memory bandwidth."""
 
 
 class Waiting(ABC):
     """Makes jobs. `close` ends every thread."""
 
     @abstractmethod
-    def wait_for(self, pages: Any) -> Job:
-        """A job that ends when all arrays of the pytree `pages` are complete."""
+    def wait_for(self, pages: Any, one: jax.Array) -> Job:
+        """A job that ends when the batch `pages`, all of one program, is complete; `one` is one of its arrays."""
 
     @abstractmethod
     def run(self, work: Callable[[], object]) -> Job:
-        """A job that does `work`, which copies bytes and touches nothing that others write."""
+        """Have a worker do `work`, which touches nothing that others write."""
 
     @abstractmethod
     def close(self) -> None: ...
 
 
 def make_waiting(async_impl: Literal["future", "threadpool"]) -> Waiting:
-    return Workers() if async_impl == "threadpool" else Looking()
-
-
-@final
-class BatchJobs:
-    """One job for each batch of pages, however many copies share it."""
-
-    def __init__(self, waiting: Waiting) -> None:
-        self._waiting = waiting
-        # By identity: the value keeps the batch alive, so that no other can take its place.
-        self._jobs: dict[int, tuple[Any, Job]] = {}
-
-    def of(self, pages: Any) -> Job:
-        """The job that ends when `pages` is complete."""
-        entry = self._jobs.get(id(pages))
-        if entry is None:
-            entry = self._jobs[id(pages)] = (pages, self._waiting.wait_for(pages))
-        return entry[1]
-
-    def keep(self, batches: Sequence[Any]) -> None:
-        """Only these are under way still: the others, and their memory, are let go."""
-        wanted = set(map(id, batches))
-        self._jobs = {key: entry for key, entry in self._jobs.items() if key in wanted}
+    return Blocking() if async_impl == "threadpool" else Looking()
 
 
 @final
 class Looking(Waiting):
-    """`future`: `is_ready()` when asked. Work is done at once, on the owner thread."""
-
-    def wait_for(self, pages: Any) -> Job:
-        return _Arrays(jax.tree.leaves(pages))
-
-    def run(self, work: Callable[[], object]) -> Job:
-        try:
-            work()
-        except Exception as error:
-            return _Ended(error)
-        return _Ended(None)
-
-    def close(self) -> None:
-        pass
-
-
-@final
-class Workers(Waiting):
-    """`threadpool`: bounded workers block until it is done."""
+    """`future`: `is_ready()` when asked. One worker copies bytes; it never waits for the device."""
 
     def __init__(self) -> None:
-        self._pool = ThreadPoolExecutor(WORKERS, thread_name_prefix="kvcache-hicache")
+        self._workers = Workers(1)
 
-    def wait_for(self, pages: Any) -> Job:
-        return _Submitted(self._pool.submit(jax.block_until_ready, pages))
+    def wait_for(self, pages: Any, one: jax.Array) -> Job:
+        return _Array(one)
 
     def run(self, work: Callable[[], object]) -> Job:
-        return _Submitted(self._pool.submit(work))
+        return self._workers.run(work)
 
     def close(self) -> None:
-        self._pool.shutdown(wait=True, cancel_futures=True)
+        self._workers.close()
 
 
 @final
-class _Arrays(Job):
-    def __init__(self, arrays: list[Any]) -> None:
-        self._arrays = arrays
-        self._left = list(arrays)
+class Blocking(Waiting):
+    """`threadpool`: workers block until it is done."""
+
+    def __init__(self) -> None:
+        self._workers = Workers(THREADS)
+
+    def wait_for(self, pages: Any, one: jax.Array) -> Job:
+        return self._workers.run(lambda: jax.block_until_ready(pages))
+
+    def run(self, work: Callable[[], object]) -> Job:
+        return self._workers.run(work)
+
+    def close(self) -> None:
+        self._workers.close()
+
+
+@final
+class _Array(Job):
+    """One array stands for its batch: touching all (60 for SmolLM2) costs the owner thread 200 us when its caches are cold."""
+
+    def __init__(self, array: Any) -> None:
+        self._array = array
+        self._ended = 0.0
 
     def done(self) -> bool:
-        # From the end: programs fill arrays in order, so an incomplete batch is found out at the first look.
-        while self._left and self._left[-1].is_ready():
-            self._left.pop()
-        return not self._left
+        if not self._ended and self._array.is_ready():
+            self._ended = perf_counter()
+        return self._ended > 0
 
     def error(self) -> Exception | None:
         try:
-            # Complete already: this only brings out what a failed program left in them.
-            jax.block_until_ready(self._arrays)
+            # Complete already: this only brings out what a failed program left in it.
+            self._array.block_until_ready()
         except Exception as error:
             return error
         return None
 
-
-@final
-class _Ended(Job):
-    def __init__(self, error: Exception | None) -> None:
-        self._error = error
-
-    def done(self) -> bool:
-        return True
-
-    def error(self) -> Exception | None:
-        return self._error
-
-
-@final
-class _Submitted(Job):
-    def __init__(self, future: Future[Any]) -> None:
-        self._future = future
-
-    def done(self) -> bool:
-        return self._future.done()
-
-    def error(self) -> Exception | None:
-        error = self._future.exception()
-        return error if error is None or isinstance(error, Exception) else RuntimeError(repr(error))
+    def ended(self) -> float:
+        return self._ended

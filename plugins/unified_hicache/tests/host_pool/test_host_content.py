@@ -76,7 +76,7 @@ def test_packed_pages_come_back_bit_for_bit(page_kind, dtype, devices, same, row
     assert captured.needs_assembly
     assert same(captured.to_numpy(), rows_of(bits, slice(1, None, 2)))
     assert same(scattered(captured, 8), rows_of(bits, slice(1, None, 2)))
-    packed = [where for where in pool._where if isinstance(where, jax.Array)]
+    packed = list(pool._packed.values())
     assert len(packed) == 8
     assert {array.sharding.memory_kind for array in (*packed, *arrays_of(captured))} == {"pinned_host"}
 
@@ -126,19 +126,19 @@ class ReadLate:
         self.slots = slots
 
     def to_numpy(self):
-        layout = self.pool._layout
-        found = [self.pool._where[slot] for slot in self.slots]
-        rows = [(where or self.pool.last).rows.get(slot, 0) for where, slot in zip(found, self.slots, strict=True)]
-        sources = [PageSource((where or self.pool.last).pages, row) for where, row in zip(found, rows, strict=True)]
-        return CapturedPages(layout, sources).to_numpy()
+        pool = self.pool
+        found = [pool._batches.get(home, pool.last) for home in pool._home[self.slots].tolist()]
+        rows = pool._row[self.slots].tolist()
+        sources = [PageSource(batch.pages, row) for batch, row in zip(found, rows, strict=True)]
+        return CapturedPages(pool._layout, sources).to_numpy()
 
 
 class ReadsSlotsLate(PerPagePool):  # pyright: ignore[reportGeneralTypeIssues]
     """The content of a slot is looked up when it is read, as a pool of mutable buffers without captures would."""
 
-    def _put(self, slots, pages, start):
-        super()._put(slots, pages, start)
-        self.last = self._where[slots[0]]
+    def _put(self, slots, pages, start, n_rows):
+        super()._put(slots, pages, start, n_rows)
+        self.last = self._find(pages)
 
     def _get(self, slots):
         return ReadLate(self, slots)

@@ -5,7 +5,7 @@ import numpy as np
 import pytest
 
 from kvcache_core.errors import IntegrityError
-from kvcache_unified_hicache.host_pool.per_page import PerPagePool, _Batch
+from kvcache_unified_hicache.host_pool.per_page import PerPagePool
 from kvcache_unified_hicache.host_pool.preallocated import PreallocatedPool
 
 
@@ -118,24 +118,16 @@ def never_packs(self):
     return None
 
 
-def keeps_empty_batches(self, slot):
-    where, self._where[slot] = self._where[slot], None
-    if where is not None and not isinstance(where, jax.Array):
-        del where.rows[slot]
+def keeps_empty_batches(self, batch, n):
+    batch.left -= n
 
 
-def one_array_a_batch(self, slots, pages, start):
+def one_array_a_batch(self):
     """Slots of a gather stay rows of it for ever, and the budget counts slots."""
-    for row, slot in enumerate(slots, start):
-        self._forget(slot)
-        batch = self._batches.setdefault(id(pages), _Batch(pages, self._layout.rows_of(pages)))
-        batch.rows[slot] = row
-        self._where[slot] = batch
-    self._live.watch(jax.tree.leaves(pages)[0], self._layout.rows_of(pages) * self.page_bytes)
 
 
 @pytest.mark.parametrize(
-    ("method", "mutant"), [("pack_job", never_packs), ("_forget", keeps_empty_batches), ("_put", one_array_a_batch)]
+    ("method", "mutant"), [("pack_job", never_packs), ("_leave", keeps_empty_batches), ("_keep_budget", one_array_a_batch)]
 )
 def test_a_mutant_that_keeps_batches_alive_is_noticed(page_kind, monkeypatch, method, mutant):
     pages = page_kind("uint8")

@@ -137,7 +137,7 @@ class HostPoolMachine(RuleBasedStateMachine):
         self.pool.check_integrity()
         assert self.pool.n_free == CAPACITY - len(self.owned)
         if self.kind is PerPagePool:
-            self.seen["packed pages, over all steps"] += sum(isinstance(where, jax.Array) for where in self.pool._where)
+            self.seen["packed pages, over all steps"] += len(self.pool._packed)
         if not self.captures and self.job is None:
             assert self.pool.live_bytes <= 1.1 * self.pool.budget_bytes
 

@@ -120,7 +120,7 @@ def test_another_thread_is_refused(filled, pages):
     ]
     with ThreadPoolExecutor(1) as other:
         for call in calls:
-            with pytest.raises(RuntimeError, match="only by the thread that built it"):
+            with pytest.raises(RuntimeError, match="only by the thread that used it first"):
                 other.submit(call).result()
     filled.check_integrity()
 

@@ -9,7 +9,7 @@ import pytest
 
 from kvcache_unified_hicache.host_pool.pack_job import PackJob
 from kvcache_unified_hicache.host_pool.page_layout import PageLayout
-from kvcache_unified_hicache.host_pool.per_page import PerPagePool
+from kvcache_unified_hicache.host_pool.per_page import PACKED, PerPagePool
 
 
 @pytest.fixture
@@ -108,8 +108,9 @@ def test_the_mutant_that_overwrites_reused_slots_is_noticed(sparse, pages, same,
         for packed in job.packed:
             for slot, array in packed.items():
                 if not self._is_free[slot]:
-                    self._forget(slot)
-                    self._where[slot] = array
+                    self._drop(np.array([slot], np.int32))
+                    self._home[slot] = PACKED
+                    self._packed[slot] = array
                     self._live.watch(array, self.page_bytes)
 
     monkeypatch.setattr(PerPagePool, "finish_packing", overwrites_reused_slots)
@@ -178,4 +179,4 @@ def test_the_emptiest_batches_go_first_and_no_more_than_needed(pages):
     pool.put(pool.alloc(64), pages.batch(pages.bits(64, seed=1)))
     # 112 rows are alive for a budget of 100: the batch that gives 13 back is enough.
     assert pool.live_bytes == 99 * pool.page_bytes
-    assert {keep for keep, slots in left.items() if isinstance(pool._where[slots[0]], jax.Array)} == {3}
+    assert {keep for keep, slots in left.items() if pool._home[slots[0]] == PACKED} == {3}

@@ -7,7 +7,9 @@ each device: the bytes of all its arrays there, one after the other. It does not
 Packing and assembling only copy bytes between arrays that nobody writes; they touch no pool and may run on any thread.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from itertools import pairwise
+from operator import attrgetter, itemgetter
 from typing import Any, NamedTuple, final
 
 import jax
@@ -42,9 +44,11 @@ class PageLayout:
     def __init__(self, struct: Pages) -> None:
         """Raises ValueError for a struct without arrays or shardings, outside pinned host memory, over different devices, or
         whose leading axis is not 1 or is split."""
-        leaves, self._treedef = jax.tree.flatten(struct)
+        paths, self._treedef = jax.tree.flatten_with_path(struct)
+        leaves: list[Any] = [leaf for _, leaf in paths]
         if not leaves:
             raise ValueError("a page needs at least one array")
+        self._to_one = [_step(key) for key in paths[0][0]]
         shardings: list[Sharding] = [_pinned_sharding(leaf) for leaf in leaves]
         self.devices = sorted(shardings[0].addressable_devices, key=lambda device: device.id)
         self.shapes: list[tuple[int, ...]] = [tuple(leaf.shape[1:]) for leaf in leaves]
@@ -64,11 +68,17 @@ class PageLayout:
         self.page_bytes = self._device_bytes * len(self.devices)
         whole = [int(np.prod(shape)) * dtype.itemsize for shape, dtype in zip(self.shapes, self.dtypes, strict=True)]
         starts = [0, *np.cumsum(whole).tolist()]
-        self._places = list(zip(starts[:-1], starts[1:], strict=True))
+        self._places = list(pairwise(starts))
         self.payload_bytes: int = starts[-1]
         self._on = [SingleDeviceSharding(device, memory_kind="pinned_host") for device in self.devices]
         mesh = Mesh(np.array(self.devices, dtype=object), ("device",))
         self._packed_sharding = NamedSharding(mesh, PartitionSpec("device"), memory_kind="pinned_host")
+
+    def one_of(self, pages: Pages) -> jax.Array:
+        """The first array of a batch, without looking at the others."""
+        for step in self._to_one:
+            pages = step(pages)
+        return pages
 
     def struct(self, rows: int) -> Pages:
         """A batch of `rows` pages, without content."""
@@ -113,8 +123,8 @@ class PageLayout:
         return self._tree(arrays)
 
     def write_payloads(self, sources: Sequence[PageSource], outputs: Sequence[memoryview]) -> None:
-        """Write the payload of each of the pages `sources` to the output of the same place, `payload_bytes` long each. Blocks until
-        all sources are there."""
+        """Write the payload of each of the pages `sources` to the output of the same place, `payload_bytes` long each. Blocks
+        until all sources are there."""
         if len(self.devices) > 1:
             self._write_joined(sources, outputs)
             return
@@ -185,6 +195,19 @@ class PageLayout:
         stacked = _aligned(rows * (end - start))
         np.concatenate([view[row] for view, row in picked], out=stacked[: len(picked) * (end - start)])
         return stacked.view(self.dtypes[leaf]).reshape(rows, *self._parts[leaf])
+
+
+def _step(key: Any) -> Callable[[Any], Any]:
+    """From a node of a pytree to the child that `key` names."""
+    match key:
+        case jax.tree_util.GetAttrKey():
+            return attrgetter(key.name)
+        case jax.tree_util.SequenceKey():
+            return itemgetter(key.idx)
+        case jax.tree_util.DictKey():
+            return itemgetter(key.key)
+        case _:
+            raise ValueError(f"pages are pytrees of tuples, lists, named tuples, dictionaries and dataclasses; {key!r} is none")
 
 
 def _pinned_sharding(leaf: Any) -> Sharding:

@@ -12,9 +12,12 @@ import jax.numpy as jnp
 import numpy as np
 
 from kvcache_core.contracts.pools import Pages
+from kvcache_core.contracts.results import Indices
 from kvcache_core.errors import IntegrityError
 from kvcache_unified_hicache.host_pool.base import HostKVPool, Victims
 from kvcache_unified_hicache.host_pool.captured import CapturedPages
+from kvcache_unified_hicache.host_pool.discards import Discards
+from kvcache_unified_hicache.host_pool.pack_job import PackJob
 from kvcache_unified_hicache.host_pool.page_layout import PageSource
 
 
@@ -22,9 +25,9 @@ from kvcache_unified_hicache.host_pool.page_layout import PageSource
 class PreallocatedPool(HostKVPool):
     """`HostKVPool` of one donated buffer set. `put` and `get` dispatch one program each and do not wait for it."""
 
-    def __init__(self, struct: Pages, total: int, victims: Victims | None = None) -> None:
-        """Takes the memory of all slots at once."""
-        super().__init__(struct, total, victims)
+    def __init__(self, struct: Pages, total: int, victims: Victims | None = None, discards: Discards | None = None) -> None:
+        """Takes the memory of all slots at once. Batches are copied and not kept, so there is nothing to discard."""
+        super().__init__(struct, total, victims, discards)
         whole = self._layout.struct(total)
         shardings = jax.tree.map(lambda leaf: leaf.sharding, whole)
 
@@ -46,32 +49,32 @@ class PreallocatedPool(HostKVPool):
         if any(leaf.is_deleted() for leaf in jax.tree.leaves(self._buffers)):
             raise IntegrityError("the pool refers to buffers that it donated")
 
-    def _put(self, slots: list[int], pages: Pages, start: int) -> None:
-        rows = self._layout.rows_of(pages)
-        if start < 0 or start + len(slots) > rows:
-            raise ValueError(f"{len(slots)} slots need rows {start} to {start + len(slots)}; the batch has {rows}")
-        if not slots:
-            return
-        targets = np.full(rows, self._total, np.int32)  # out of range: dropped
-        targets[start : start + len(slots)] = slots
-        targets[start : start + len(slots)] -= 1
+    def pack_job(self) -> PackJob | None:
+        """Nothing is ever sparse here."""
+        return None
+
+    def finish_packing(self, job: PackJob) -> None:
+        job.clear()
+
+    def _put(self, slots: Indices, pages: Pages, start: int, n_rows: int) -> None:
+        targets = np.full(n_rows, self._total, np.int32)  # out of range: dropped
+        targets[start : start + len(slots)] = slots - 1
         self._buffers = self._write(self._buffers, targets, pages)
         self._has_content[slots] = True
 
-    def _get(self, slots: list[int]) -> CapturedPages:
-        for slot in slots:
-            if not self._has_content[slot]:
-                raise ValueError(f"slot {slot} has no content yet")
-        if not slots:
+    def _get(self, slots: Indices) -> CapturedPages:
+        if not len(slots):
             return CapturedPages(self._layout, ())
+        filled = self._has_content[slots]
+        if not filled.all():
+            raise ValueError(f"slot {slots.item(filled.argmin())} has no content yet")
         rows = np.zeros(1 << (len(slots) - 1).bit_length(), np.int32)
-        rows[: len(slots)] = slots
-        rows[: len(slots)] -= 1
+        rows[: len(slots)] = slots - 1
         pages = self._read(self._buffers, rows)
-        self._live.watch(jax.tree.leaves(pages)[0], len(rows) * self.page_bytes)
+        self._live.watch(self._layout.one_of(pages), len(rows) * self.page_bytes)
         return CapturedPages(self._layout, [PageSource(pages, row) for row in range(len(slots))])
 
-    def _drop(self, slots: list[int]) -> None:
+    def _drop(self, slots: Indices) -> None:
         self._has_content[slots] = False
 
 
