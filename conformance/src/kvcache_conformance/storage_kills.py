@@ -1,5 +1,5 @@
-"""A writer that is killed at random moments, again and again, and what the next opener finds. It runs in a process of its own, which
-forks the writers: so each starts in milliseconds, and none has jax. The backend is known by its name only.
+"""A writer that is killed at random moments, again and again, and what the next opener finds. It runs in a process of its own,
+which forks the writers: so each starts in milliseconds, and none has jax. The backend is known by its name only.
 """
 
 import os
@@ -66,7 +66,7 @@ def kill_writers(opener: StorageOpener, hunt: Hunt) -> Kills:
         storage = opener.open()
         unswept += [str(path) for path in left if path.exists()]
         touched = [numbered_key(number) for number in range(next_number, begun)]
-        wrong += wrong_pages(storage, [*kept, *touched], hunt.nbytes)
+        wrong += wrong_pages(storage, touched, hunt.nbytes)
         if hunt.keeps_all:
             promised = [*kept, *(numbered_key(number) for number in reported)]
             missing += [key for key, there in zip(promised, storage.exists(promised), strict=True) if not there]
@@ -75,6 +75,9 @@ def kill_writers(opener: StorageOpener, hunt: Hunt) -> Kills:
             kept += touched[:2] if len(reported) >= 2 else []
         storage.close()
         next_number = begun
+    storage = opener.open()
+    wrong += wrong_pages(storage, kept, hunt.nbytes)
+    storage.close()
     return Kills(kills, with_temporary, stored, wrong, missing, unswept, largest, "jax" in sys.modules)
 
 
@@ -87,7 +90,7 @@ def _kill_one(opener: StorageOpener, nbytes: int, first: int, chance: random.Ran
     os.close(send)
     heard = b""
     try:
-        for _ in range(chance.randrange(6)):
+        for _ in range(chance.randrange(3)):
             heard += os.read(receive, _NUMBER_BYTES)
         # The moment of the kill has to lie anywhere in a write, so this is the one place where time passes on purpose.
         select.select([], [], [], chance.random() * 0.004)

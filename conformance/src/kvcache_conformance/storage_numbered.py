@@ -1,5 +1,5 @@
-"""Pages that are functions of their numbers, and processes that store them: what is read later proves itself. Neither pytest nor jax
-is imported, so that a process of these starts quickly.
+"""Pages that are functions of their numbers, and processes that store them: what is read later proves itself. Neither pytest nor
+jax is imported, so that a process of these starts quickly.
 """
 
 import hashlib
@@ -30,8 +30,24 @@ def wrong_pages(storage: HiCacheStorage, keys: Sequence[str], nbytes: int) -> li
     return [key for key, value in zip(keys, storage.get(keys), strict=True) if value not in (None, page_of(key, nbytes))]
 
 
+def store_numbered(storage: HiCacheStorage, numbers: Iterable[int], nbytes: int) -> None:
+    """Set pages one after another."""
+    for key in map(numbered_key, numbers):
+        storage.set([key], [page_of(key, nbytes)])
+
+
+def numbers_there(storage: HiCacheStorage, numbers: Iterable[int], nbytes: int) -> list[int]:
+    """Those of the pages that are there. Raises AssertionError where one is wrong."""
+    wanted = list(numbers)
+    keys = [numbered_key(number) for number in wanted]
+    found = storage.get(keys)
+    for key, value in zip(keys, found, strict=True):
+        assert value is None or value == page_of(key, nbytes), f"wrong bytes under {key}"
+    return [number for number, value in zip(wanted, found, strict=True) if value is not None]
+
+
 def fill(opener: StorageOpener, numbers: Iterable[int], nbytes: int, batch: int = 4) -> list[str]:
-    """Open, set the pages of `numbers` batch by batch, read each batch and some older pages again, close. Gives the wrong ones."""
+    """Open, set the pages of `numbers` by batches, read each batch and some older pages again, close. Gives the wrong ones."""
     storage = opener.open()
     wrong: list[str] = []
     keys = [numbered_key(number) for number in numbers]

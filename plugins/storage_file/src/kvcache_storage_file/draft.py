@@ -1,6 +1,7 @@
 """One page on its way to its place: room is claimed, it is written beside, and moved there. It knows no key and no batch."""
 
 import os
+from collections.abc import Callable
 from contextlib import suppress
 from typing import final
 
@@ -26,8 +27,12 @@ class Draft:
 
     def sync(self) -> None:
         """The bytes are on the disk from here on, the name is not. Raises OSError; then there is nothing to commit."""
+        self.attempt(lambda: os.fsync(self._fd))
+
+    def attempt(self, step: Callable[[], None]) -> None:
+        """Something else that the page needs before it is committed; the page is given up with what `step` raises."""
         try:
-            os.fsync(self._fd)
+            step()
         except BaseException:
             self._close()
             self._give_up()

@@ -20,7 +20,7 @@ class FreeSpace:
         size = os.statvfs(root)
         self.floor = min(size.f_blocks * size.f_frsize // 20, LARGEST_DEFAULT) if floor is None else floor
         self._lock = threading.Lock()
-        self._writing = 0
+        self.writing = 0
         self._room = 0
         self._spent = 0
         self._measured = float("-inf")
@@ -41,7 +41,7 @@ class FreeSpace:
     def release(self, nbytes: int) -> None:
         """The page is written, or will not be."""
         with self._lock:
-            self._writing -= nbytes
+            self.writing -= nbytes
 
     def free(self) -> int:
         """Bytes that are free now."""
@@ -52,9 +52,9 @@ class FreeSpace:
         now = time.monotonic()
         # Others fill the same disk: far from the floor a rough figure does, near it every page asks anew.
         if now - self._measured > _MEASURE_AGAIN or self._spent + nbytes > self._room // 16:
-            self._room, self._measured, self._spent = self.free() - self.floor - self._writing, now, 0
+            self._room, self._measured, self._spent = self.free() - self.floor - self.writing, now, 0
         return max(0, nbytes + self._spent - self._room)
 
     def _book(self, nbytes: int) -> None:
-        self._writing += nbytes
+        self.writing += nbytes
         self._spent += nbytes

@@ -13,6 +13,7 @@ from contextlib import suppress
 from struct import Struct
 from typing import NamedTuple, final
 
+from kvcache_core.errors import IntegrityError
 from kvcache_storage_file.layout import SHARDS
 from kvcache_storage_file.member import Member
 from kvcache_storage_file.pages import Page
@@ -124,6 +125,24 @@ class Ledger:
         cells = self._read()
         if claimed and cells[_ACTIVE] and cells[_EPOCH] == epoch:
             self._put(_CLAIMED, cells[_CLAIMED] - claimed)
+
+    def check_integrity(self, pages: Callable[[int], Sequence[Page]]) -> None:
+        """`pages` looks into a shard. To be called while this opener writes nothing.
+
+        Raises IntegrityError: a count is lower than what is there, or a claim was not given back.
+        """
+        if self._member.claimed:
+            raise IntegrityError(f"{self._member.claimed} bytes are claimed and nothing is being written")
+        if not self.active:
+            return
+        with self._lock:
+            _, _, claimed, *counts = self._read()
+            if claimed < 0:
+                raise IntegrityError(f"{claimed} bytes are claimed by all")
+            for shard, count in enumerate(counts):
+                found = sum(page.nbytes for page in pages(shard))
+                if count not in (_UNKNOWN, found) and count < found:
+                    raise IntegrityError(f"shard {SHARDS[shard]} has {found} bytes and counts {count}")
 
     def close(self) -> None:
         os.close(self._fd)

@@ -39,7 +39,7 @@ class Member:
         self._fd = os.open(f"{self._folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
         fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         self._numbers = itertools.count()
-        self._claimed = self._epoch = 0
+        self.claimed = self._epoch = 0
         self.claim(0, 0)
 
     def temporary(self) -> str:
@@ -48,9 +48,9 @@ class Member:
 
     def claim(self, nbytes: int, epoch: int) -> None:
         """Write down that `nbytes` more (or less) are claimed in the books of `epoch`, for whoever sweeps after this process."""
-        self._claimed = nbytes if epoch != self._epoch else self._claimed + nbytes
+        self.claimed = nbytes if epoch != self._epoch else self.claimed + nbytes
         self._epoch = epoch
-        os.pwrite(self._fd, _CLAIMED.pack(self._claimed, epoch), 0)
+        os.pwrite(self._fd, _CLAIMED.pack(self.claimed, epoch), 0)
 
     def is_there(self) -> bool:
         """Whether the folder is still what it was: the root may have been removed."""

@@ -8,12 +8,21 @@ import os
 from collections.abc import Callable
 from typing import final
 
+from kvcache_core.errors import IntegrityError
 from kvcache_storage_file.free_space import FreeSpace
 from kvcache_storage_file.ledger import Claim, Ledger
 from kvcache_storage_file.pages import pages_of_shard
 from kvcache_storage_file.victims import Victims
 
 log = logging.getLogger(__name__)
+
+
+@final
+class NoRoomError(OSError):
+    """There is no room for a page, and none can be made.
+
+    What to do: raise `max_bytes`, lower `min_free_bytes`, or free some space on the disk.
+    """
 
 
 @final
@@ -31,10 +40,10 @@ class Room:
     def claim(self, nbytes: int) -> Claim:
         """Room for a page of `nbytes`, removing others where there is none. Ends with `commit` or `release`.
 
-        Raises OSError (ENOSPC) where not enough can be removed; then nothing is claimed.
+        Raises NoRoomError where not enough can be removed; then nothing is claimed.
         """
         if self._limit is not None and nbytes > self._limit:
-            raise OSError(errno.ENOSPC, f"a page of {nbytes} bytes is larger than max_bytes ({self._limit})")
+            raise NoRoomError(errno.ENOSPC, f"a page of {nbytes} bytes is larger than max_bytes ({self._limit})")
         claim = self._claim_in_books(nbytes)
         try:
             self._claim_space(nbytes)
@@ -82,6 +91,12 @@ class Room:
                 break
         return True
 
+    def check_integrity(self) -> None:
+        """To be called while this opener writes nothing. Raises IntegrityError."""
+        self._ledger.check_integrity(lambda shard: pages_of_shard(self._root, shard))
+        if self._space.writing:
+            raise IntegrityError(f"{self._space.writing} bytes of free space are claimed and nothing is being written")
+
     def _claim_in_books(self, nbytes: int) -> Claim:
         paid = 0
         while True:
@@ -90,7 +105,9 @@ class Room:
                 return found
             freed = self.remove(found)
             if not freed:
-                raise OSError(errno.ENOSPC, f"max_bytes ({self._limit}) is reached, and no page can be removed from {self._root}")
+                raise NoRoomError(
+                    errno.ENOSPC, f"max_bytes ({self._limit}) is reached, and no page can be removed from {self._root}"
+                )
             paid += freed
 
     def _claim_space(self, nbytes: int) -> None:
@@ -102,7 +119,7 @@ class Room:
         if not self._space.claim(nbytes):
             return
         if freed < nbytes:
-            raise OSError(
+            raise NoRoomError(
                 errno.ENOSPC,
                 f"{os.strerror(errno.ENOSPC)}: {self._space.free()} bytes are free under {self._root}, min_free_bytes keeps "
                 f"{self._space.floor}, and there is no page left to remove",

@@ -8,6 +8,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
+from kvcache_storage_file.room import NoRoomError
 from kvcache_storage_file.session import Session
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
@@ -45,6 +46,8 @@ class Root:
         A root that was removed is made again. Not where its file system has gone: under an empty mount
         point is another disk.
         """
+        if isinstance(error, NoRoomError):
+            return False
         if error.errno in _FULL:
             # The limit of a user, or what another process has written since we looked.
             return session.room.remove(2 * nbytes) > 0

@@ -93,6 +93,11 @@ class LocalFileStorage(HiCacheStorage):
         self._check()
         return stored_pages(self._opened.path)
 
+    def check_integrity(self) -> None:
+        """Hold the books against the files. To be called while this opener writes nothing. Raises IntegrityError."""
+        with self._opened.use() as session:
+            session.room.check_integrity()
+
     def close(self) -> None:
         """Ends its threads and leaves the root. A call that hangs in the file system is not waited for."""
         self._workers.close(_CLOSE_SECONDS)

@@ -71,8 +71,9 @@ class Writer:
                     return
 
     def _write(self, session: Session, item: _Item) -> None:
-        self._make(item.folder)
         draft = Draft(session, item.value, item.used)
+        # Only now: where the root has gone, nothing may be made in its place before somebody has looked what is there.
+        draft.attempt(lambda: self._make(item.folder))
         if self._durability != "none":
             draft.sync()
         draft.commit(item.path, item.shard)
@@ -85,16 +86,19 @@ class Writer:
         with self._root.use() as session:
 
             def write(number: int) -> None:
-                self._make(group[number].folder)
-                drafts[number] = Draft(session, group[number].value, group[number].used)
+                draft = Draft(session, group[number].value, group[number].used)
+                draft.attempt(lambda: self._make(group[number].folder))
+                drafts[number] = draft
 
             def sync(number: int) -> None:
                 written[number][1].sync()
+                synced.append(written[number])
 
             self._workers.each(len(group), write)
             written = list(drafts.items())
+            synced: list[tuple[int, Draft]] = []
             self._workers.each(len(written), sync)
-            for number, draft in written:
+            for number, draft in synced:
                 with suppress(OSError):  # it is left over, and what it raises then counts
                     draft.commit(group[number].path, group[number].shard)
                     left.discard(number)
