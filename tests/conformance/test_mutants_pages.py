@@ -34,6 +34,23 @@ class KeyedByPageAlone(ToyCache):
         return component, key, bytes(end * 4 - size) + tokens[end * 4 - size : end * 4]
 
 
+class KeyedByItsChunk(ToyCache):
+    """A page is known by the chunk it came in: whoever asks in other chunks misses it."""
+
+    def insert(self, ids, values, extra_key=()):
+        known = set(self.pages)
+        result = super().insert(ids, values, extra_key)
+        if len({place[2] for place in set(self.pages) - known}) == 1 and known:
+            for place in set(self.pages) - known:
+                self.pages[(place[0], (*place[1], b"chunk"), place[2])] = self.pages.pop(place)
+        return result
+
+
+class ResetKeepsPages(ToyCache):
+    def reset(self):
+        return not self.locks
+
+
 class RoundsUpToAPage(ToyCache):
     """A page of which only the first tokens were asked for counts as found."""
 
@@ -144,6 +161,8 @@ class TestFaultsOfPages(ToyMutantTests):
         (ExtraKeyJoined, "test_extra_keys_are_framed_and_never_share"),
         (AbsentIsEmpty, "test_extra_keys_are_framed_and_never_share"),
         (KeyedByPageAlone, "test_branches_of_one_prefix_are_told_apart"),
+        (KeyedByItsChunk, "test_every_way_of_chunking_gives_the_same_prefix"),
+        (ResetKeepsPages, "test_reset_forgets_everything_unless_a_lock_lives"),
         (KeepsAViewOfIndices, "test_what_is_new_moves_and_what_is_known_comes_back"),
         (FreesDuplicates, "test_two_requests_compute_the_same_prefix_at_the_same_time"),
         (SwallowsDuplicates, "test_what_is_new_moves_and_what_is_known_comes_back"),

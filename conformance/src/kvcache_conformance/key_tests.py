@@ -1,4 +1,4 @@
-"""Directed tests of what a prefix is: tokens, page boundaries and extra keys. FAULTS K1 and K2 in memory, L4."""
+"""Directed tests of what a prefix is: tokens, page boundaries and extra keys. FAULTS K1, K2 and K4 in memory, L4."""
 
 from array import array
 
@@ -40,6 +40,20 @@ class KeyTests(CacheKit):
         for branch in branches:
             assert world.match(branch).result.device_len == self.kept(len(branch))
             world.unlock(self.hold(world, branch))
+
+    def test_every_way_of_chunking_gives_the_same_prefix(self) -> None:
+        """FAULTS K4: what is known by whole prompts is known by chunks, and the other way round."""
+        ids = tokens(4 * PAGE)
+        for chunks in ((4,), (1, 1, 1, 1), (2, 2), (1, 3), (3, 1)):
+            for others in ((4,), (1, 1, 2), (3, 1)):
+                world = self.world()
+                for pages in (chunks, others):
+                    for end in np.cumsum(pages).tolist():
+                        self.store(world, ids[: end * PAGE])
+                assert world.match(ids).result.device_len == self.kept(len(ids))
+                for name in world.host.geometries:
+                    assert len(world.model.resident(name)) <= len(ids) // PAGE
+                self.drain(world)
 
     def test_extra_keys_are_framed_and_never_share(self) -> None:
         world = self.world(total=2 * len(LOOKALIKES))

@@ -59,6 +59,19 @@ class ProtocolTests(CacheKit):
             prompt = [*request.tokens, 90, 91, 92]
         self.drain(world)
 
+    def test_what_ends_inside_a_page_is_found_up_to_the_page_before(self) -> None:
+        """CONTRACT T2: a window and a state of the last page boundary are kept until the next one is reached."""
+        for length in range(3 * PAGE, 5 * PAGE):
+            for chunk in (length, PAGE + 1):
+                world = self.world(total=24)
+                first = _start(world, _prompt(length))
+                _run(first, chunk)
+                first.finish()
+                second = _start(world, [*_prompt(length), 900])
+                assert second.hits == self.kept(length), f"{length} tokens in chunks of {chunk}"
+                second.abort()
+                self.drain(world)
+
     def test_two_requests_compute_the_same_prefix_at_the_same_time(self) -> None:
         """The second's pages are freed only after its page table points at the cached ones, and it goes on reading right ones."""
         world = self.world(total=24)
@@ -108,6 +121,7 @@ class ProtocolTests(CacheKit):
         request = _start(world, prompt)
         _run(request, answer=2)
         request.abort()
+        assert not any(world.request_owned.values()), "an aborted request left pages behind"
         self.drain(world)
 
     def test_a_preempted_request_goes_on_from_what_it_left(self) -> None:

@@ -1,6 +1,7 @@
 """The tree with a host tier, without anything that copies: residency, victims and locks as caches with tiers will rely on them.
 
-"Copies" are index numbers here; a copy out is `put` in the host tier and a load is `put` in the device tier.
+"Copies" are index numbers here; a copy out is `put` in the host tier and a load is `put` in the device tier. Each planted fault
+names the test that fails under it.
 """
 
 import random
@@ -8,9 +9,13 @@ import random
 import numpy as np
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_core.contracts.results import Segment, full
+from kvcache_radix import reach as reach_module
+from kvcache_radix import store as store_module
+from kvcache_radix import tree as tree_module
 from kvcache_radix.integrity import check_tree
-from kvcache_radix.store import DEVICE, HOST
+from kvcache_radix.store import DEVICE, HOST, NodeStore
 from kvcache_radix.tree import RadixTree
 
 
@@ -220,3 +225,50 @@ def test_random_histories_keep_every_invariant(make_tree, tokens, components):
                 check_tree(tree)
         assert not tree.store.roots
     assert hits > 5 and loads > 5
+
+
+# planted faults
+
+
+def a_copy_under_way_is_a_copy(monkeypatch):
+    Replacement(reach_module, "reach_closed", "if node.cells[0].host is None:", "if node.cells[0].empty:")(monkeypatch)
+    monkeypatch.setattr(tree_module, "reach_closed", reach_module.reach_closed)
+
+
+def a_state_is_not_asked_for(monkeypatch):
+    Replacement(reach_module, "reach", "and not (g.at_node_end and n.end > e)", "or g.at_node_end")(monkeypatch)
+    monkeypatch.setattr(tree_module, "reach", reach_module.reach)
+
+
+def host_victims_ignore_locks(monkeypatch):
+    def leaf(node, cell):
+        return cell.host is not None and (cell.device is not None or not cell.host_kids)
+
+    device, (host_any, _) = store_module._CANDIDATE
+    monkeypatch.setattr(store_module, "_CANDIDATE", (device, (host_any, leaf)))
+
+
+class TestFaultsOfTiers(PlantedFaultTests):
+    faults = (
+        Fault(
+            "T7: host victims ignore locks",
+            test_a_host_lock_protects_the_source_of_a_load,
+            host_victims_ignore_locks,
+        ),
+        Fault(
+            "T7: a lock on the host's data counts as none",
+            test_a_host_lock_protects_the_source_of_a_load,
+            Replacement(NodeStore, "pin", "elif cell.host is not None:", "elif False:"),
+        ),
+        Fault("T15: a copy under way is a copy", test_what_is_only_on_its_way_never_matches, a_copy_under_way_is_a_copy),
+        Fault(
+            "T15: a node whose copy is under way is dropped",
+            test_what_is_only_on_its_way_never_matches,
+            Replacement(NodeStore, "settle", "if node.cells[self.closed].empty:", "if node.cells[self.closed].host is None:"),
+        ),
+        Fault(
+            "B7: a state is not asked for",
+            test_windows_and_states_have_tiers_of_their_own,
+            a_state_is_not_asked_for,
+        ),
+    )

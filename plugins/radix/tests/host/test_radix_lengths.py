@@ -1,10 +1,15 @@
-"""FAULTS L4: every length around a page boundary, for every page size; edges cut by the cap; long prompts."""
+"""FAULTS L4: every length around a page boundary, for every page size; edges cut by the cap; long prompts. Each planted fault
+names the test that fails under it.
+"""
 
 import numpy as np
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_core.contracts.results import full
 from kvcache_core.errors import IntegrityError
+from kvcache_radix import tree as tree_module
+from kvcache_radix.insertion import Insertion
 from kvcache_radix.tree import RadixTree
 
 PAGES = [1, 2, 16, 64, 256]
@@ -20,8 +25,9 @@ def test_lengths_around_a_page(make_host, page):
     for cached in lengths[1:]:
         host.serve(ids[:cached])
         host.check()
-        for length in lengths:
-            match = host.cache.match_prefix(ids[:length])
+        # All of them before the first lock, which cuts edges.
+        matches = {length: host.cache.match_prefix(ids[:length]) for length in lengths}
+        for length, match in matches.items():
             expected = min(cached, length) // page * page
             assert match[1:] == (expected, expected, expected)
             lock = host.cache.lock_ref(match)
@@ -113,3 +119,44 @@ def test_integrity_sees_an_index_with_two_owners(make_host, tokens):
         host.cache.check_integrity({"full": indices[:1]})
     with pytest.raises(IntegrityError, match="requests own 0"):
         host.cache.check_integrity({"full": indices[:0]})
+
+
+# planted faults
+
+
+def lengths(make_host):
+    test_lengths_around_a_page(make_host, 16)
+
+
+def branches(make_host):
+    test_a_branch_at_every_position(make_host, 16, None)
+
+
+class TestFaultsOfLengths(PlantedFaultTests):
+    faults = (
+        Fault(
+            "L4: a page of which only the beginning was asked for is a hit",
+            lengths,
+            Replacement(RadixTree, "_find", "len(view) - len(view) % page", "len(view)"),
+        ),
+        Fault(
+            "L4: exactly a page counts as less",
+            lengths,
+            Replacement(RadixTree, "_find", "while at < limit and", "while at + page < limit and"),
+        ),
+        Fault(
+            "L4: a page is shared up to the token that differs",
+            branches,
+            Replacement(tree_module, "_common_length", "same - same % page", "same"),
+        ),
+        Fault(
+            "L4: the page that differs is shared",
+            branches,
+            Replacement(tree_module, "_common_length", "same - same % page", "same - same % page + page"),
+        ),
+        Fault(
+            "L4: edges are not capped",
+            test_edges_are_capped_and_rows_are_whole,
+            Replacement(Insertion, "insert_closed", "min(length, at + self._edge_cap)", "length"),
+        ),
+    )
