@@ -1,0 +1,1 @@
+"""The TreeComponent of sliding-window attention."""
