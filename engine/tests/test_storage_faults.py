@@ -2,6 +2,9 @@
 
 import io
 import json
+import signal
+import subprocess
+import sys
 
 import pytest
 from rich.console import Console
@@ -31,10 +34,10 @@ EXPECTED = {
 
 
 class Watcher:
-    """A `View` that turns the switch when the first request has ended."""
+    """A `View` that turns the switch when the first request has ended, and presses Ctrl-C while pages are stored."""
 
-    def __init__(self, switch: FaultSwitch, fault) -> None:
-        self.switch, self.fault, self.persists = switch, fault, 0
+    def __init__(self, switch: FaultSwitch, fault, stop=None) -> None:
+        self.switch, self.fault, self.stop = switch, fault, stop
 
     def ready(self, engine: Engine, expected: int) -> None: ...
     def working(self, state: Working) -> None: ...
@@ -43,7 +46,8 @@ class Watcher:
         self.switch.fault = self.fault
 
     def persisting(self, stored: int, remaining: int) -> None:
-        self.persists += 1
+        if self.stop is not None:
+            self.stop.press()
 
 
 @pytest.fixture(scope="module")
@@ -71,8 +75,9 @@ def plain(qwen3, lines) -> tuple[Engine, list[list[int]]]:
 def run(qwen3, plain, lines):
     registry, disk = registry_with_faulty_storage(), ToyDisk()
 
-    def with_fault(fault, on="insert", timeout=0.1) -> tuple[RunReport, FaultSwitch]:
+    def with_fault(fault, on="insert", timeout=0.1, persist_timeout=1.0, stop=None) -> tuple[RunReport, FaultSwitch]:
         switch = FaultSwitch()
+        stop = Interrupt() if stop is None else stop
         values = {
             "cache_type": "unified_radix_cache",
             "page_size": PAGE,
@@ -82,14 +87,15 @@ def run(qwen3, plain, lines):
                 "backup_on": "insert",
                 "persist_on": on,
                 "prefetch_threshold": PAGE,
+                "prefetch_timeout": 0.5,
                 "storage_timeout": timeout,
-                "persist_timeout": 1.0,
+                "persist_timeout": persist_timeout,
             },
         }
         config = CacheConfig.model_validate(values, context={"registry": registry})
         engine = build_engine(config, ENGINE, qwen3, registry, like=plain[0])
         try:
-            report = serve(engine, ENGINE, lines, Watcher(switch, fault), Interrupt())
+            report = serve(engine, ENGINE, lines, Watcher(switch, fault, stop), stop)
         finally:
             switch.release()
         engine.cache.check_integrity()
@@ -135,3 +141,81 @@ def test_without_a_fault_the_second_run_reuses_more(run):
     assert switch.calls.total() == 0
     assert good.summary["cached_tokens"]["storage"] > bad.summary["cached_tokens"]["storage"]
     assert not good.summary["cache"]["misses"]
+
+
+class Pressed:
+    """Ctrl-C: `requested` from the first press on, KeyboardInterrupt at the second, as `Interrupt` does it."""
+
+    def __init__(self) -> None:
+        self.requested = False
+
+    def press(self) -> None:
+        if self.requested:
+            raise KeyboardInterrupt
+        self.requested = True
+
+
+def test_ctrl_c_while_pages_are_stored_leaves_the_rest(run):
+    """With a storage that hangs there would be a minute to wait, here and again where the cache is closed."""
+    report, switch = run("hang", "evict", timeout=60.0, persist_timeout=60.0, stop=Pressed())
+    assert switch.calls.total() > 0
+    persisted = report.summary["persisted"]
+    assert persisted["remaining"] > 0
+    assert "pages left behind" in shown(report)
+
+
+# A process: what has to be seen is that it ends, whatever its threads are waiting for.
+HANGING = """
+import sys
+from pathlib import Path
+from kvcache_conformance.faulty_storage import FaultSwitch, registry_with_faulty_storage
+from kvcache_conformance.storage_toy import ToyDisk
+from kvcache_core.config.model import CacheConfig
+from kvcache_engine.config import EngineConfig
+from kvcache_engine.engine import build_engine, load_engine_model
+from kvcache_engine.interrupt import Interrupt
+from kvcache_engine.prompts_file import read_prompts
+from kvcache_engine.run import serve
+
+folder, prompts = map(Path, sys.argv[1:])
+switch, registry = FaultSwitch(), registry_with_faulty_storage()
+storage = {"kind": "faulty", "disk": ToyDisk(), "switch": switch}
+hicache = {"storage": storage, "storage_timeout": 600.0, "persist_timeout": 600.0}
+values = {"cache_type": "unified_radix_cache", "hicache": hicache}
+config = CacheConfig.model_validate(values, context={"registry": registry})
+settings = EngineConfig(model=str(folder), device_tokens=512, chunk_tokens=16, max_running=1, compilation_cache=None)
+
+class View:
+    def ready(self, engine, expected): ...
+    def working(self, state): ...
+    def finished(self, result, done):
+        switch.fault = "hang"
+        print("served", flush=True)
+    def persisting(self, stored, remaining):
+        print("storing", remaining, flush=True)
+
+with Interrupt() as interrupt:
+    engine = build_engine(config, settings, load_engine_model(settings, folder), registry)
+    try:
+        serve(engine, settings, read_prompts(prompts), View(), interrupt)
+    except KeyboardInterrupt:
+        sys.exit(130)
+sys.exit("nobody interrupted it")
+"""
+
+
+def test_a_second_ctrl_c_leaves_at_once_even_if_storage_hangs(qwen3_folder, tmp_path):
+    items = [{"id": "quick", "prompt": list(range(40)), "max_tokens": 1}, {"id": "slow", "prompt": "y" * 30, "max_tokens": 400}]
+    prompts = tmp_path / "prompts.jsonl"
+    prompts.write_text("\n".join(map(json.dumps, items)), encoding="utf-8")
+    command = [sys.executable, "-c", HANGING, str(qwen3_folder), str(prompts)]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "served\n"
+        process.send_signal(signal.SIGINT)  # ends the serving; what was computed is to be stored, which hangs
+        line = process.stdout.readline()
+        process.send_signal(signal.SIGINT)
+        _, stderr = process.communicate(timeout=120)
+    assert line.startswith("storing "), stderr
+    assert process.returncode == 130, stderr
+    assert "Traceback" not in stderr
