@@ -54,8 +54,21 @@ YAML
 cat >wrong.yaml <<'YAML'
 page_size: 16
 hicache:
-  storage: {kind: shelves, rooom: attic, shelves: many}
+  storage: {kind: sqlite, pth: pages.db, path: 7}
 YAML
+cat >storage.yaml <<'YAML'
+page_size: 4
+hicache:
+  storage: {kind: sqlite, path: pages.db}
+  prefetch_threshold: 4
+  prefetch_timeout: null
+engine:
+  model: smollm2-135m
+  prompts: long.jsonl
+YAML
+cat >long.jsonl <<'JSONL'
+{"id": "one", "prompt": "What every pupil learns: the capital of Spain is Madrid, the capital of France is", "max_tokens": 4}
+JSONL
 cat >prompts.jsonl <<'JSONL'
 {"id": "one", "prompt": "The capital of France is", "max_tokens": 4}
 JSONL
@@ -93,13 +106,33 @@ assert request["error"] is None, request
 assert "Paris" in request["text"], request
 PY
 
-# Somebody else's storage plugin: listed, and its options validated where they stand in a config.
-cp -r "$checkout/.ci/stranger" "$work/stranger" # inside the checkout uv would find the workspace
-uv build --quiet --out-dir "$work/stranger-dist" "$work/stranger"
-install full "$work"/stranger-dist/*.whl
-use full kvcache plugins list | grep -F stranger-shelves
-refuse full 'wrong.yaml:3:.*shelves.*integer' kvcache config validate wrong.yaml
-refuse full 'wrong.yaml:3:.*rooom.*did you mean.*room' kvcache config validate wrong.yaml
+# Somebody else's storage plugin: listed, its options validated where they stand in a config, judged by the kit, and used: what one
+# process has computed, the next one finds in it.
+cp -r "$checkout/examples/third_party_storage" "$work/third_party" # inside the checkout uv would find the workspace
+uv build --quiet --out-dir "$work/third_party_dist" "$work/third_party"
+install full "$work"/third_party_dist/*.whl
+use full kvcache plugins list | grep -F kvcache-storage-sqlite
+use full kvcache plugins doctor
+refuse full 'wrong.yaml:3:.*pth.*did you mean.*path' kvcache config validate wrong.yaml
+refuse full 'wrong.yaml:3:.*path.*string' kvcache config validate wrong.yaml
+use full kvcache config validate storage.yaml
+use full kvcache conformance storage sqlite
+use full pytest -q -p no:cacheprovider "$work/third_party/tests"
+use full kvcache run storage.yaml --json first.json
+use full kvcache run storage.yaml --json second.json
+use full python - <<'PY'
+import json
+
+runs = []
+for name in ("first.json", "second.json"):
+    with open(name, encoding="utf-8") as file:
+        runs += json.load(file)["requests"]
+first, second = runs
+assert first["error"] is second["error"] is None, runs
+assert first["cached_tokens"]["storage"] == 0, first
+assert second["cached_tokens"]["storage"] >= second["prompt_tokens"] - 4, second
+assert "Paris" in first["text"] and second["text"] == first["text"], runs
+PY
 
 # A decode node: the core and ChunkCache alone.
 new_environment decode
