@@ -96,8 +96,9 @@ class StorageGuard:
 
     @property
     def state(self) -> GuardState:
-        """The worse one of reading and writing."""
-        return max((breaker.state for breaker in self._breakers.values()), key=lambda state: list(Word).index(state.word))
+        """The worse one of reading and writing; where both are the same, the one with the later error to tell of."""
+        states = [breaker.state for breaker in self._breakers.values()]
+        return max(states, key=lambda state: (list(Word).index(state.word), state.last_error != "", state.since))
 
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool:
         """Whether each page is there; False for those whose call failed."""
@@ -137,14 +138,12 @@ class StorageGuard:
         """Take what has ended and call the `on_done` of requests that are complete; returns how many were."""
         if self._closed:
             return 0
-        self._give_up()
-        self._settled += self._workers.settled()
-        complete = 0
-        while self._settled:
-            # Removed first: an on_done that raises must not be called again, nor keep the others from being called.
-            job, outcome = self._settled.popleft()
-            assert isinstance(job, OperationJob)
-            complete += self._account(job, outcome)
+        complete = self._take()
+        self._workers.replace_lost()
+        if not self._workers.alive:
+            # With every thread hanging, what waits would wait for ever.
+            self._workers.drop(lambda job: True)
+            complete += self._take()
         self._probe()
         self._describe()
         return complete
@@ -152,7 +151,7 @@ class StorageGuard:
     def wait(self, timeout: float) -> None:
         """Block until `poll` has something to do, at most `timeout` seconds; not at all while nothing is to come."""
         probes = [due for breaker in self._breakers.values() if (due := breaker.probe_due_in) is not None]
-        if not self._closed and (self._operations or probes):
+        if not self._settled and not self._closed and (self._operations or probes):
             self._workers.wait(min([timeout, *probes]))
 
     def close(self, timeout: float) -> None:
@@ -189,6 +188,17 @@ class StorageGuard:
         self._workers.submit(operation.begin())
         return True
 
+    def _take(self) -> int:
+        """Account for what has ended; returns how many requests are complete."""
+        self._settled += self._workers.settled()
+        complete = 0
+        while self._settled:
+            # Removed first: an on_done that raises must not be called again, nor keep the others from being called.
+            job, outcome = self._settled.popleft()
+            assert isinstance(job, OperationJob)
+            complete += self._account(job, outcome)
+        return complete
+
     def _account(self, job: OperationJob, outcome: Outcome) -> bool:
         """Whether its operation is complete, and delivered."""
         bad = job.account(outcome, self._books)
@@ -216,11 +226,6 @@ class StorageGuard:
             log.warning("the storage is left alone for %g s: %s", self._settings.retry_after, breaker.state.last_error)
             self._workers.drop(lambda job: job.side == side)
             self._settled += self._workers.settled()
-
-    def _give_up(self) -> None:
-        """With every thread hanging, what waits would wait for ever."""
-        if not self._workers.alive:
-            self._workers.drop(lambda job: True)
 
     def _probe(self) -> None:
         for side, breaker in self._breakers.items():

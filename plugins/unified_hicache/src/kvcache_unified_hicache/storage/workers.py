@@ -66,6 +66,7 @@ class Workers:
         self._live: set[threading.Thread] = set()
         self._stuck: set[threading.Thread] = set()
         self._serving: dict[Job, threading.Thread] = {}
+        self._to_replace = 0
         self._closed = False
         with self._lock:
             for _ in range(threads):
@@ -78,8 +79,8 @@ class Workers:
 
     @property
     def alive(self) -> bool:
-        """Whether any thread is left to do work."""
-        return bool(self._live)
+        """Whether any thread is left to do work, or will be after `replace_lost`."""
+        return bool(self._live) or self._to_replace > 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
         with self._lock:
@@ -89,26 +90,37 @@ class Workers:
     def drop(self, unwanted: Callable[[Job], bool]) -> None:
         """Give up waiting jobs: they are settled with NotCalledError."""
         with self._lock:
-            dropped = [job for job in self._waiting if unwanted(job)]
-            self._waiting = deque(job for job in self._waiting if not unwanted(job))
-            for job in dropped:
-                self._settle(job, Outcome(None, NotCalledError("the storage is left alone for a while")))
+            # Again, because dropping one may let another begin, which is unwanted as well.
+            while dropped := [job for job in self._waiting if unwanted(job)]:
+                self._waiting = deque(job for job in self._waiting if not unwanted(job))
+                for job in dropped:
+                    self._settle(job, Outcome(None, NotCalledError("the storage is left alone for a while")))
 
     def settled(self) -> list[tuple[Job, Outcome]]:
-        """What ended since the last call, in that order; calls that are overdue end here."""
+        """What ended since the last call, in that order. Calls that are overdue end here, and their threads are lost."""
         with self._lock:
             self._abandon_overdue()
             ended = list(self._settled)
             self._settled.clear()
         return ended
 
+    def replace_lost(self) -> None:
+        """Start threads for those that `settled` abandoned. Apart from it, so that the owner can first decide, by what has just
+        failed, what of the waiting work is still to be done: a new thread would hang in the next call at once."""
+        with self._lock:
+            while self._to_replace and not self._closed:
+                self._to_replace -= 1
+                if len(self._live) < self._threads:
+                    self._start_thread()
+
     def wait(self, timeout: float) -> None:
-        """Until something has ended, becomes overdue, or `timeout` seconds have passed."""
+        """Until something has ended or becomes overdue, at most `timeout` seconds. May return without either."""
         with self._lock:
             if self._settled:
                 return
             starts = [start for job, start in self._running.items() if job.side is not None]
-            overdue = min(starts) + self._timeout - self._clock() if starts else timeout
+            # A call that begins during the wait is not overdue before one timeout has passed.
+            overdue = min(starts) + self._timeout - self._clock() if starts else self._timeout
             self._end.wait(max(0.0, min(timeout, overdue)))
 
     def close(self, timeout: float) -> None:
@@ -174,8 +186,7 @@ class Workers:
             thread = self._serving.pop(job)
             self._live.discard(thread)
             self._stuck.add(thread)
-            if len(self._stuck) <= self._max_stuck and not self._closed:
-                self._start_thread()
+            self._to_replace += len(self._stuck) <= self._max_stuck
             self._settle(job, Outcome(None, OverdueError(f"no answer within {self._timeout:g} s"), self._timeout))
 
     def _settle(self, job: Job, outcome: Outcome) -> None:

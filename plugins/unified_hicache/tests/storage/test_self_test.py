@@ -1,0 +1,120 @@
+"""The start-up self-test: every way in which a backend can break its contract at once fails the start, with the step's name."""
+
+import pytest
+
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_core.errors import StorageError
+from kvcache_unified_hicache.storage.self_test import _SelfTest, self_test
+
+
+def test_a_backend_that_works_passes_and_keeps_nothing(guarded):
+    backend = guarded().backend
+    steps = self_test(backend, 60)
+    assert [step.name for step in steps] == ["exists, before", "set", "exists", "get", "delete", "exists, after", "get, after"]
+    assert all(step.seconds > 0 for step in steps)
+    assert backend.pages == {}
+
+
+def test_it_uses_other_keys_every_time(guarded):
+    """Two processes that start on one store must not meet."""
+    backend = guarded().backend
+    self_test(backend, 60)
+    self_test(backend, 60)
+    first, second = backend.called("set")
+    assert set(first).isdisjoint(second)
+
+
+def refused(error):
+    def trick(honest, keys):
+        raise error
+
+    return trick
+
+
+def changed(change):
+    return lambda honest, keys: change(honest())
+
+
+BREACHES = {
+    "cannot write": ("set", refused(PermissionError(13, "Permission denied")), "'set': PermissionError"),
+    "writes nothing": ("set", lambda honest, keys: None, r"'exists': it answered \[False, False\]"),
+    "ends the program": ("set", refused(SystemExit(1)), "'set': SystemExit"),
+    "sees everything": ("exists", lambda honest, keys: [True] * len(keys), "'exists, before': it answered"),
+    "sees nothing": ("exists", lambda honest, keys: [False] * len(keys), "'exists': it answered"),
+    "answers too little": (
+        "exists",
+        changed(lambda flags: flags[:1]),
+        "'exists, before': BadAnswerError: it gave 1 answers for 2",
+    ),
+    "answers in numbers": ("exists", changed(lambda flags: list(map(int, flags))), "'exists, before': BadAnswerError"),
+    "gives nothing": ("get", lambda honest, keys: [None] * len(keys), "'get': a page that was just stored is not there"),
+    "gives another order": ("get", changed(lambda values: values[::-1]), "'get': BadPageError"),
+    "gives broken pages": ("get", changed(lambda values: [value and value[:-1] for value in values]), "'get': BadPageError"),
+    "gives texts": ("get", changed(lambda values: [str(value) for value in values]), "'get': BadAnswerError"),
+    "cannot delete": ("delete", refused(OSError("no")), "'delete': OSError: no"),
+    "deletes nothing": ("delete", lambda honest, keys: None, "'exists, after': it answered"),
+}
+
+
+@pytest.mark.parametrize(("method", "trick", "text"), BREACHES.values(), ids=BREACHES)
+def test_a_breach_fails_the_start(guarded, method, trick, text):
+    """C5: with the step, the reason, the field that chose the backend, and what to do."""
+    backend = guarded().backend
+    backend.tricks[method] = trick
+    with pytest.raises(StorageError, match=text) as caught:
+        self_test(backend, 60)
+    assert caught.value.path == ("hicache", "storage")
+    assert "kvcache storage check" in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["exists", "get"])
+def test_what_it_stored_is_deleted_when_it_fails(guarded, method):
+    backend = guarded().backend
+    honest_calls = [lambda honest, keys: honest()] if method == "exists" else []
+
+    def fails_later(honest, keys):
+        if honest_calls:
+            return honest_calls.pop()(honest, keys)
+        raise OSError("gone")
+
+    backend.tricks[method] = fails_later
+    with pytest.raises(StorageError):
+        self_test(backend, 60)
+    assert backend.pages == {}
+    assert backend.called("set")
+
+
+def test_a_backend_that_hangs_fails_the_start(guarded):
+    world = guarded()
+    world.backend.tricks["set"] = world.backend.hang
+    with pytest.raises(StorageError, match=r"'set': no answer within 0\.01 s"):
+        self_test(world.backend, 0.01)
+    world.backend.released.set()
+
+
+def a_backend_in_another_order_fails(guarded):
+    test_a_breach_fails_the_start(guarded, *BREACHES["gives another order"])
+
+
+def a_backend_that_sees_everything_fails(guarded):
+    test_a_breach_fails_the_start(guarded, *BREACHES["sees everything"])
+
+
+class TestFaultsOfTheSelfTest(PlantedFaultTests):
+    faults = (
+        Fault(
+            "values not looked at",
+            a_backend_in_another_order_fails,
+            Replacement(_SelfTest, "run", "frame.open(key, value)", "len(value)"),
+        ),
+        Fault(
+            "answers not looked at",
+            a_backend_that_sees_everything_fails,
+            Replacement(_SelfTest, "_expect", "if answer != expected:", "if not answer:"),
+        ),
+        Fault(
+            "nothing cleaned up",
+            lambda guarded: test_what_it_stored_is_deleted_when_it_fails(guarded, "get"),
+            Replacement(_SelfTest, "clean_up", "thread.start()", "return"),
+        ),
+    )

@@ -1,0 +1,250 @@
+"""What the guard does while the backend behaves: batches, order, threads, bytes in flight, what it counts and tells."""
+
+import threading
+
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
+from kvcache_unified_hicache.storage.guard import StorageGuard
+from kvcache_unified_hicache.storage.store_operation import StoreOperation
+
+
+def test_pages_come_back_in_order_from_several_batches(guarded):
+    world = guarded()
+    assert world.store(range(10)) == [True] * 10
+    assert sorted(map(len, world.backend.called("set"))) == [2, 4, 4]
+    assert world.exists([3, 11, 9]) == [True, False, True]
+    assert world.fetch([7, 0, 3, 9, 8, 1, 2, 12]) == [*map(world.payload, [7, 0, 3, 9, 8, 1, 2]), None]
+    assert sorted(map(len, world.backend.called("get"))) == [4, 4]
+
+
+def test_a_page_larger_than_a_batch_goes_alone(guarded):
+    world = guarded(batch_bytes=1)
+    assert world.store(range(3)) == [True] * 3
+    assert world.fetch(range(3)) == list(map(world.payload, range(3)))
+    assert all(len(keys) == 1 for _, keys in world.backend.calls)
+
+
+def test_requests_for_nothing_are_answered(guarded):
+    world = guarded()
+    assert world.exists([]) == []
+    assert world.store([]) == []
+    assert world.fetch([]) == []
+
+
+def test_the_owner_thread_only_hears_the_answers(guarded):
+    """Nothing of the backend, no sealing and no unpacking runs on it; every answer and event does."""
+    world = guarded()
+    here = threading.get_ident()
+    seen = {"make": set(), "then": set(), "done": set()}
+
+    def noted(name, result=None):
+        seen[name].add(threading.get_ident())
+        return result
+
+    value = world.value(1)
+    world.guard.store([world.key(1)], len(value), lambda: noted("make", [value]), lambda _: noted("done"))
+    world.settle()
+    world.guard.fetch([world.key(1)], world.frame, lambda _: noted("then"), lambda _: noted("done"))
+    world.settle()
+    world.exists([1])
+    world.backend.pages[world.key(1)] = b"junk"
+    assert world.fetch([1]) == [None]
+    assert here not in world.backend.threads | seen["make"] | seen["then"]
+    assert seen["make"] and seen["then"]
+    assert seen["done"] == world.observer.threads == {here}
+
+
+def test_nothing_is_answered_before_poll(guarded):
+    world = guarded()
+    world.backend.tricks["exists"] = world.backend.hang
+    world.start_exists([1])
+    world.backend.wait_until_hanging()
+    assert world.guard.poll() == 0
+    world.backend.released.set()
+    world.guard.wait(60)
+    assert world.answers == []
+    assert world.guard.poll() == 1
+    assert world.answers == [[False]]
+
+
+def test_bytes_and_events_are_counted(guarded):
+    world = guarded()
+    size = world.frame.file_bytes
+    world.store(range(6))
+    assert world.counters.bytes_moved == {"store": 6 * size}
+    assert world.observer.stored == dict.fromkeys(world.keys(range(6)), size)
+    world.fetch([0, 1, 2, 8])
+    assert world.counters.bytes_moved == {"store": 6 * size, "fetch": 3 * size}
+    assert world.counters.misses == {"page gone": 1}
+    assert set(world.counters.seconds_moving) == {"store", "fetch"}
+    assert world.counters.storage_state == "ok"
+    assert world.observer.removed == []
+
+
+def test_bytes_in_flight_are_bounded(guarded):
+    """S10: what is too much is refused at once, and nothing of it is made."""
+    world = guarded(max_bytes_in_flight=10 * GuardedSize.of(guarded))
+    world.backend.tricks["set"] = world.backend.hang
+    assert world.start_store(range(6))
+    world.backend.wait_until_hanging()
+    assert world.guard.in_flight == 6 * world.frame.file_bytes
+    made = []
+    assert not world.guard.store(
+        world.keys(range(6, 12)), world.frame.file_bytes, lambda: made.append(1) or [], world.answers.append
+    )
+    assert not world.start_fetch(range(6))
+    assert world.start_fetch(range(3))
+    world.backend.released.set()
+    answers = world.settle()
+    assert len(answers) == 2
+    assert made == []
+    assert world.start_store(range(6, 12))
+    assert world.settle() == [[True] * 6]
+
+
+class GuardedSize:
+    @staticmethod
+    def of(guarded):
+        return guarded().frame.file_bytes
+
+
+def test_a_request_larger_than_the_bound_goes_alone(guarded):
+    """Or it could never be done."""
+    world = guarded(max_bytes_in_flight=1)
+    assert world.store(range(5)) == [True] * 5
+    world.backend.tricks["get"] = world.backend.hang
+    assert world.start_fetch([1])
+    assert not world.start_fetch([2])
+    assert not world.start_exists([2])
+    world.backend.released.set()
+    assert world.settle() == [[world.payload(1)]]
+
+
+def test_memory_of_a_batch_goes_with_it(guarded):
+    """A store of many pages holds what is not stored yet, not everything until its end."""
+    world = guarded(workers=1)
+    alive = []
+
+    class Page(bytearray):
+        def __init__(self, value):
+            super().__init__(value)
+            alive.append(self)
+
+        def __del__(self):
+            # bytearrays cannot be referenced weakly
+            counts.append(-1)
+
+    counts = []
+    held = []
+    world.backend.tricks["set"] = lambda honest, keys: held.append(len(counts)) or honest()
+
+    def make():
+        pages = [Page(world.value(number)) for number in range(12)]
+        alive.clear()
+        return pages
+
+    world.guard.store(world.keys(range(12)), world.frame.file_bytes, make, world.answers.append)
+    assert world.settle() == [[True] * 12]
+    assert held == [0, 4, 8]
+
+
+def test_an_answer_may_ask_for_more(guarded):
+    world = guarded()
+    world.hold(range(4))
+
+    def fetch_if_there(flags):
+        assert flags == [True] * 4
+        assert world.start_fetch(range(4))
+
+    assert world.guard.exists(world.keys(range(4)), fetch_if_there)
+    assert world.settle() == [list(map(world.payload, range(4)))]
+
+
+def test_an_answer_that_raises_does_not_keep_the_others(guarded):
+    world = guarded(workers=1)
+
+    def fails(_):
+        world.answers.append("failed")
+        raise ZeroDivisionError
+
+    assert world.guard.exists([world.key(1)], fails)
+    assert world.start_exists([2])
+    while world.guard.in_flight:
+        world.guard.wait(60)
+        try:
+            world.guard.poll()
+        except ZeroDivisionError:
+            world.answers.append("seen")
+    assert world.settle() == ["failed", "seen", [False]]
+
+
+def test_wait_returns_at_once_while_nothing_is_to_come(guarded):
+    world = guarded()
+    world.guard.wait(float("inf"))
+
+
+def test_everything_ends_with_close(guarded, threads):
+    world = guarded()
+    world.store([1])
+    assert len(threads()) == 4
+    world.guard.close(60)
+    assert threads() == []
+    assert world.backend.closed == 1
+    world.guard.close(60)
+    assert world.backend.closed == 1
+    assert not world.start_exists([1])
+    assert not world.start_store([1])
+    assert not world.start_fetch([1])
+    assert world.guard.poll() == 0
+    world.guard.wait(float("inf"))
+
+
+def test_close_drops_what_is_under_way(guarded, threads):
+    """S9: nobody is called any more, and what was not begun never begins."""
+    world = guarded(workers=1)
+    world.backend.tricks["set"] = world.backend.hang
+    world.start_store([1])
+    world.backend.wait_until_hanging()
+    world.start_store([2])
+    world.guard.close(0)
+    assert world.guard.idle
+    assert world.guard.in_flight == 0
+    world.backend.released.set()
+    for thread in threads():
+        thread.join(60)
+    assert threads() == []
+    assert world.guard.poll() == 0
+    assert world.answers == []
+    assert world.backend.called("set") == [[world.key(1)]]
+
+
+class TestFaultsOfTheGuard(PlantedFaultTests):
+    faults = (
+        Fault(
+            "batches in the wrong place",
+            test_pages_come_back_in_order_from_several_batches,
+            Replacement(
+                FetchOperation, "arrived", "self._payloads[start : start + len(payloads)]", "self._payloads[: len(payloads)]"
+            ),
+        ),
+        Fault(
+            "no bound of bytes",
+            test_bytes_in_flight_are_bounded,
+            Replacement(StorageGuard, "_admit", "self._in_flight == 0 or", "True or"),
+        ),
+        Fault(
+            "bytes never given back",
+            test_bytes_in_flight_are_bounded,
+            Replacement(StorageGuard, "_account", "self._in_flight -= operation.nbytes", "pass"),
+        ),
+        Fault(
+            "larger than the bound is refused for ever",
+            test_a_request_larger_than_the_bound_goes_alone,
+            Replacement(StorageGuard, "_admit", "self._in_flight == 0 or", ""),
+        ),
+        Fault(
+            "values of all batches kept",
+            test_memory_of_a_batch_goes_with_it,
+            Replacement(StoreOperation, "batches", "return [", "self.kept = values\n    return ["),
+        ),
+    )
