@@ -138,6 +138,8 @@ class HiCacheController:
                 load.withdraw()
             self._writes.clear()
             self._loads.clear()
+            self._batches.keep(())
+            self._parts.discards.take()
 
     def get_cpu_copy(self, device_indices: Indices, component: str = "full") -> Any:
         """For diagnosis: the content of device pages as the pool's pytree of numpy arrays, [n, ...] each. Waits for it."""
@@ -176,7 +178,9 @@ class HiCacheController:
             elif running[1].done():
                 del self._packing[name]
                 if (error := running[1].error()) is not None:
-                    log.warning("sparse pages of %r could not be packed and take more memory than they need: %r", name, error)
+                    log.warning(
+                        "sparse pages of %r could not be packed and take more memory than they need: %s", name, repr(error)
+                    )
                 pool.finish_packing(running[0])
 
     def _let_go(self) -> None:

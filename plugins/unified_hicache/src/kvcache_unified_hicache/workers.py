@@ -57,7 +57,8 @@ class WorkerJob(Job):
         try:
             work()
         except Exception as error:
-            self._error = error
+            # Without the traceback, whose frames would keep the batches of the work alive.
+            self._error = error.with_traceback(None)
         except BaseException as error:  # a thread that ends would leave every later job undone
             self._error = RuntimeError(repr(error))
         self._ended = perf_counter()

@@ -14,6 +14,7 @@ from kvcache_core.contracts.counters import CacheCounters
 from kvcache_core.contracts.pools import SKIP, PageArray
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_unified_hicache.controller import ControllerParts, HiCacheController
+from kvcache_unified_hicache.host_pool.discards import Discards
 from kvcache_unified_hicache.host_pool.per_page import PerPagePool
 from kvcache_unified_hicache.host_pool.preallocated import PreallocatedPool
 
@@ -103,7 +104,8 @@ class Rig:
         self.pools = {name: JaxPool(32) for name in components}
         self.queue = TransferQueue(self.pools)
         self.gate = Gate(self.pools, self.queue)
-        self.hosts = {name: pool_type(pool.host_struct(), slots) for name, pool in self.pools.items()}
+        discards = Discards()
+        self.hosts = {name: pool_type(pool.host_struct(), slots, None, discards) for name, pool in self.pools.items()}
         self.evicted = []
         self.counters = CacheCounters()
         self.committed = []
@@ -118,6 +120,7 @@ class Rig:
                 max_bytes_in_flight=max_bytes,
                 agree=list,
                 counters=self.counters,
+                discards=discards,
             )
         )
 
