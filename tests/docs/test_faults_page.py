@@ -1,0 +1,75 @@
+"""docs/faults.md names tests and planted faults that are there: files are parsed, nothing is run."""
+
+import ast
+import re
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+LISTED = {
+    *("K1", "K2", "K4", "K5", "B3", "B4", "B5", "B6", "B8", "B9", "P1", "P2", "P6", "P7", "S9", "S10", "C1", "C2", "C3", "C4"),
+    *(f"L{n}" for n in range(1, 10)),
+    *(f"T{n}" for n in range(1, 27) if n not in (19, 23, 25)),
+}
+ROW = re.compile(r"^\| ([A-Z]\d+) \| (.*) \| (.*) \| (.*) \|$", re.MULTILINE)
+FOLDERS = ("tests", "plugins", "engine", "conformance", "examples")
+
+Names = Mapping[str, tuple[set[str], set[str]]]
+"""By file name, where only one file has it: functions and classes, and all strings."""
+
+
+def names_in(source: str) -> tuple[set[str], set[str]]:
+    """The functions and classes that a module defines at any depth, and its strings."""
+    nodes = list(ast.walk(ast.parse(source)))
+    defined = {node.name for node in nodes if isinstance(node, ast.FunctionDef | ast.ClassDef)}
+    return defined, {node.value for node in nodes if isinstance(node, ast.Constant) and isinstance(node.value, str)}
+
+
+def missing_in(page: str, names: Names) -> list[str]:
+    """What a page names and the tree does not have, or has without a test or a planted fault."""
+    missing: list[str] = []
+    for code, _, tests, faults in ROW.findall(page):
+        listed = [re.findall(r"`([^`]+)`", cell) for cell in (tests, faults)]
+        missing += [f"{code}: {what}" for what, named in zip(("no test", "no planted fault"), listed, strict=True) if not named]
+        for name in listed[0]:
+            file, _, test = name.partition("::")
+            if file not in names or not test.startswith("test_") or test not in names[file][0]:
+                missing.append(f"{code}: {name}")
+        for name in listed[1]:
+            file, _, fault = name.partition("::")
+            if file not in names or fault not in names[file][0] | names[file][1]:
+                missing.append(f"{code}: {name}")
+    return missing
+
+
+@pytest.fixture(scope="module")
+def names(root: Path) -> Names:
+    files = [path for folder in FOLDERS for path in (root / folder).rglob("*.py") if ".venv" not in path.parts]
+    times = Counter(path.name for path in files)
+    return {path.name: names_in(path.read_text(encoding="utf-8")) for path in files if times[path.name] == 1}
+
+
+def test_every_test_and_every_planted_fault_is_there(root: Path, names: Names):
+    page = (root / "docs" / "faults.md").read_text(encoding="utf-8")
+    codes = [code for code, *_ in ROW.findall(page)]
+    assert len(set(codes)) == len(codes)
+    assert set(codes) >= LISTED
+    assert missing_in(page, names) == []
+
+
+@pytest.mark.parametrize(
+    ("row", "missing"),
+    [
+        ("| X1 | a | `test_a.py::test_one` | `test_a.py::X1: wrong` |", []),
+        ("| X1 | a | `test_a.py::test_one`<br>`test_a.py::test_gone` | `test_a.py::f` |", ["X1: test_a.py::test_gone"]),
+        ("| X1 | a | `test_b.py::test_one` | `test_a.py::f` |", ["X1: test_b.py::test_one"]),
+        ("| X1 | a | `test_a.py::f` | `test_a.py::f` |", ["X1: test_a.py::f"]),
+        ("| X1 | a | `test_a.py::test_one` | `test_a.py::g` |", ["X1: test_a.py::g"]),
+        ("| X1 | a | `test_a.py::test_one` |  |", ["X1: no planted fault"]),
+    ],
+)
+def test_a_name_that_is_not_there_is_seen(row: str, missing: list[str]):
+    names = {"test_a.py": names_in('def test_one(): ...\ndef f(): ...\nfaults = (("X1: wrong", f),)')}
+    assert missing_in(row, names) == missing
