@@ -28,6 +28,7 @@ def kvcache_storage_backends():
         )
         for name, *declared in [
             ("good", "persistent", "shared"), ("wrong", "scan"), ("hanging",), ("crashing",), ("shut",), ("limited", "capacity"),
+            ("private", "persistent", "shared"),
         ]
     ]
 """
@@ -81,6 +82,12 @@ class hanging(Files):
 class crashing(Files):
     def set(self, keys, values):
         os._exit(7)
+
+class private(Files):
+    def __init__(self, options, scope):
+        super().__init__(options, scope)
+        self.folder = self.folder / str(os.getpid())
+        self.folder.mkdir(exist_ok=True)
 
 def shut(options, scope):
     raise PermissionError("the key does not fit")
@@ -170,6 +177,13 @@ def test_a_limit_is_not_tried_on_a_store_of_the_users(conformance, tmp_path_fact
     status, shown = conformance("limited", "--options", "path={place}/deep", "--parts", "capacity")
     assert status == 1
     assert "test_three_times_the_limit_leaves_the_newest: 180224 bytes are kept, the limit is 163840" in shown
+
+
+def test_a_backend_that_keeps_processes_apart_is_noticed(conformance):
+    """Inside one process it does all that it declares."""
+    status, said = conformance("private", "--parts", "persistent", "shared", "--json")
+    failed = [test["test"] for part in json.loads(said)["parts"] for test in part["tests"] if test["outcome"] == "failed"]
+    assert (status, failed) == (1, ["test_pages_of_another_process_are_there", "test_processes_that_write_the_same_keys_at_once"])
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Run the kit; returns the exit status."""
-    # Here, so that `--help` answers at once.
+    # Here, so that `kvcache conformance storage --help` answers at once.
     from kvcache_conformance.storage_choice import choose_storage
     from kvcache_conformance.storage_run import run_storage_kit
 

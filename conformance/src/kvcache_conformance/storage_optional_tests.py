@@ -100,16 +100,19 @@ class SharedStorageTests(StorageKit, ABC):
 
     def test_processes_that_write_the_same_keys_at_once(self, bench: StorageBench) -> None:
         self.part("shared")
-        keys, values = new_keys(4), [content(size, size) for size in (10, 70_000, 3000)]
+        (mine, theirs, *keys), values = new_keys(6), [content(size, size) for size in (10, 70_000, 3000)]
         opener = self.opener(bench.place, SCOPE)
         if opener is None:
             pytest.skip("only an installed backend can be opened in another process: see InstalledStorageTests")
-        other = OtherProcess(write_and_read, opener, keys, values, 30)
         storage = bench.open()
+        storage.set([mine], values[:1])
+        other = OtherProcess(write_and_read, opener, [theirs, *keys], values, 30, mine)
         for number in range(60):
             storage.set(keys, [values[number % len(values)]] * len(keys))
             expect_whole(storage, keys, values)
-        found = other.result()
+        at_first, found = other.result()
+        assert at_first == values[0], "another process does not see a page of this one, which has it open"
+        expect_exists(storage, [theirs], [True])
         assert all(value is None or value in values for value in found), "another process has read what nobody has set"
         expect_whole(storage, keys, values)
         expect_exists(storage, keys, [True] * len(keys))

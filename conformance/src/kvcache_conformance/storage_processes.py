@@ -43,15 +43,18 @@ def fetch_pages(opener: StorageOpener, keys: Sequence[str]) -> list[bytes | None
     return found
 
 
-def write_and_read(opener: StorageOpener, keys: Sequence[str], values: Sequence[bytes], rounds: int) -> list[bytes | None]:
-    """Set every key to each value in turn, `rounds` times, and give all that was read in between."""
+def write_and_read(
+    opener: StorageOpener, keys: Sequence[str], values: Sequence[bytes], rounds: int, other: str
+) -> tuple[bytes | None, list[bytes | None]]:
+    """Set every key to each value in turn, `rounds` times; gives the value of `other` before, and all that was read meanwhile."""
     storage = opener.open()
+    (at_first,) = storage.get([other])
     found: list[bytes | None] = []
     for number in range(rounds):
         storage.set(keys, [values[number % len(values)]] * len(keys))
         found += storage.get(keys)
     storage.close()
-    return found
+    return at_first, found
 
 
 class OtherProcess:
