@@ -31,10 +31,15 @@ def build(model: LoadedModel, config: EngineConfig, hicache: HiCacheConfig | Non
     return build_engine(CacheConfig(cache_type=TIER, page_size=PAGE, hicache=hicache), config, model, like=like)
 
 
-def hicache(ratio: float, async_impl: str, host_pool: str, backup_on: str = "insert") -> HiCacheConfig:
-    """Settings of L2 without storage."""
+def hicache(ratio: float, async_impl: str, host_pool: str, backup_on: str = "insert", store: Path | None = None) -> HiCacheConfig:
+    """Settings of L2, and with `store` of an L3 of files there: written when L2 evicts or `persist` is called, read without
+    deadline and however short the prefix is."""
+    values: dict[str, Any] = {"ratio": ratio, "backup_on": backup_on, "async_impl": async_impl, "host_pool": host_pool}
+    if store is None:
+        return HiCacheConfig.model_validate({**values, "persist_on": "never"})
+    storage = {"kind": "file", "path": str(store.absolute())}
     return HiCacheConfig.model_validate(
-        {"ratio": ratio, "backup_on": backup_on, "persist_on": "never", "async_impl": async_impl, "host_pool": host_pool}
+        {**values, "storage": storage, "persist_on": "evict", "prefetch_threshold": PAGE, "prefetch_timeout": None}
     )
 
 
