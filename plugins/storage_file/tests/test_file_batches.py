@@ -122,16 +122,16 @@ def test_a_page_whose_sync_fails_gets_no_name(root, durability, monkeypatch):
 
 
 def test_pages_of_a_batch_are_ordered_whoever_writes_them(root, monkeypatch):
-    monkeypatch.setattr(workers, "SLOW", 0.0)
+    monkeypatch.setattr(workers, "WAITED", 0.0)
     storage = root.open(workers=8)
     storage.set(*batch(range(50)))
     stamps = [root.file(number).stat().st_mtime_ns for number in range(50)]
     assert stamps == list(range(stamps[0], stamps[0] + 50))
 
 
-def test_helpers_join_when_an_item_takes_long(monkeypatch):
+def test_helpers_join_when_an_item_waits(monkeypatch):
     """All four wait for each other, so one thread alone would never come back."""
-    monkeypatch.setattr(workers, "SLOW", -1.0)
+    monkeypatch.setattr(workers, "WAITED", -1.0)
     together = threading.Barrier(4)
     pool = Workers(3)
 
@@ -144,7 +144,7 @@ def test_helpers_join_when_an_item_takes_long(monkeypatch):
 
 
 def test_what_is_ready_at_once_starts_no_thread(monkeypatch):
-    monkeypatch.setattr(workers, "SLOW", 60.0)
+    monkeypatch.setattr(workers, "WAITED", 60.0)
     before = threading.active_count()
     pool, seen = Workers(3), []
     assert pool.each(3, lambda number: seen.append((number, threading.current_thread()))) == []
@@ -154,7 +154,7 @@ def test_what_is_ready_at_once_starts_no_thread(monkeypatch):
 
 
 def test_a_helper_that_meets_an_exception_goes_on(monkeypatch):
-    monkeypatch.setattr(workers, "SLOW", -1.0)
+    monkeypatch.setattr(workers, "WAITED", -1.0)
     pool = Workers(2)
 
     def work(number: int) -> None:
@@ -171,7 +171,7 @@ def test_a_helper_that_meets_an_exception_goes_on(monkeypatch):
 
 
 def test_close_ends_every_thread_leaves_nothing_behind_and_may_be_repeated(root, monkeypatch):
-    monkeypatch.setattr(workers, "SLOW", -1.0)
+    monkeypatch.setattr(workers, "WAITED", -1.0)
     storage = root.open(max_bytes=10**6)
     storage.set(*batch(range(20)))
     descriptors = len(list(Path("/proc/self/fd").iterdir()))
@@ -227,7 +227,7 @@ from kvcache_storage_file import workers
 from kvcache_storage_file.config import FileOptions
 from kvcache_storage_file.storage import make
 
-workers.SLOW = -1.0
+workers.WAITED = -1.0
 store = make(FileOptions(path=sys.argv[1], min_free_bytes=0), StorageScope("model", 16))
 main, hung, opened = threading.main_thread(), threading.Event(), os.open
 def hang(*args, **kwargs):

@@ -66,8 +66,10 @@ def test_a_relative_path_belongs_to_the_folder_of_the_configuration(tmp_path, mo
     monkeypatch.chdir(tmp_path.parent)
     for written, meant in (("../pages", tmp_path / "pages"), ("~/pages", "~/pages"), ("/pages", "/pages")):
         file.write_text(f"hicache:\n  storage: {{kind: file, path: '{written}'}}\n")
-        config = load_config(str(file)).config
-        assert config.hicache.storage.options.path == str(meant)
+        hicache = load_config(str(file)).config.hicache
+        assert hicache is not None
+        assert hicache.storage is not None
+        assert hicache.storage.options.model_dump()["path"] == str(meant)
 
 
 def test_importing_it_imports_no_jax():

@@ -7,6 +7,7 @@ from typing import final
 
 from kvcache_core.contracts.storage import Value
 from kvcache_storage_file import page_file
+from kvcache_storage_file.layout import Place
 from kvcache_storage_file.session import Session
 
 
@@ -38,11 +39,11 @@ class Draft:
             self._give_up()
             raise
 
-    def commit(self, path: str, shard: int) -> None:
+    def commit(self, place: Place) -> None:
         """The page has its name from here on. Raises OSError."""
         try:
             self._close()  # a network file system may say only here that it had no room
-            self._session.room.commit(self._claim, self._temporary, path, shard)
+            self._session.room.commit(self._claim, self._temporary, place.path, place.shard)
         except BaseException:
             self._give_up()
             raise

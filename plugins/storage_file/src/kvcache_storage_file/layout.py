@@ -4,7 +4,7 @@ and never a path. It opens nothing.
 
 import hashlib
 import re
-from typing import final
+from typing import NamedTuple, final
 from urllib.parse import unquote
 
 SHARDS = tuple(f"{number:02x}" for number in range(256))
@@ -51,6 +51,14 @@ def is_page(shard: str, name: str) -> bool:
     return _FILE.fullmatch(name) is not None and name.startswith(shard)
 
 
+class Place(NamedTuple):
+    """The file of a page, the folder it is in, and the number of its shard."""
+
+    path: str
+    folder: str
+    shard: int
+
+
 @final
 class Layout:
     """Paths of one scope, as strings: a Path object costs more than the system call it is made for."""
@@ -62,12 +70,9 @@ class Layout:
         self.model_folder = f"{root}/{folder_name(model_id)}"
         self._scope = f"{self.model_folder}/{page_size}"
 
-    def shard(self, key: str) -> str:
-        """The folder of a page. Raises ValueError for what is not a key."""
+    def place(self, key: str) -> Place:
+        """Where a page is. Raises ValueError for what is not a key."""
         if _KEY.fullmatch(key) is None:
             raise ValueError(f"a key is 64 lowercase hex digits, not {key!r}")
-        return f"{self._scope}/{key[:2]}"
-
-    def file(self, key: str) -> str:
-        """The file of a page. Raises ValueError for what is not a key."""
-        return f"{self.shard(key)}/{key}{SUFFIX}"
+        folder = f"{self._scope}/{key[:2]}"
+        return Place(f"{folder}/{key}{SUFFIX}", folder, int(key[:2], 16))

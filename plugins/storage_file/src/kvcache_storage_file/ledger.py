@@ -75,7 +75,7 @@ class Ledger:
 
     def commit(self, claim: Claim, temporary: str, path: str, shard: int) -> None:
         """Move a finished page to its place, where it takes the place of an older one. On an OSError the claim stays."""
-        if not self.active:
+        if not claim.epoch:
             os.replace(temporary, path)  # noqa: PTH105 - paths are strings in this package, see Layout
             return
         with self._lock:

@@ -52,7 +52,7 @@ class Session:
                 log.info("%d unfinished pages of processes that were killed were removed from %s", self.swept, root)
             self.room = Room(root, self.ledger, FreeSpace(root, min_free_bytes), max_bytes)
             self._users = 0
-            self._changed = threading.Condition()
+            self._changed = threading.Condition(threading.Lock())
             self._ended = False
             if max_bytes is not None:
                 self._count()

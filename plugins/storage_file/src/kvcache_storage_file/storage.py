@@ -44,16 +44,22 @@ class LocalFileStorage(HiCacheStorage):
         """Unfinished pages of killed processes that were found and removed when the root was opened."""
         return self._opened.swept
 
+    @property
+    def counted(self) -> bool:
+        """Whether the limit is known to hold. While a large root is being counted, every page is paid for with others."""
+        with self._opened.use() as session:
+            return not (session.ledger.active and session.ledger.unknown())
+
     def exists(self, keys: Sequence[str]) -> list[bool]:
         self._check()
-        return [page_file.is_file(self._layout.file(key)) for key in keys]
+        return [page_file.is_file(self._layout.place(key).path) for key in keys]
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """Raises OSError where no page could be read and not all are simply absent. A single bad file among good ones is absent:
         the next write of its key replaces it.
         """
         self._check()
-        paths = [self._layout.file(key) for key in keys]
+        paths = [self._layout.place(key).path for key in keys]
         values: list[bytes | None] = [None] * len(paths)
 
         def read(number: int) -> None:
@@ -79,13 +85,14 @@ class LocalFileStorage(HiCacheStorage):
     def delete(self, keys: Sequence[str]) -> None:
         """Raises what the first page met that could not be removed; the others are removed."""
         self._check()
-        pages = [(self._layout.file(key), int(key[:2], 16)) for key in keys]
+        places = [self._layout.place(key) for key in keys]
 
-        def remove(number: int) -> None:
-            with self._opened.use() as session:
-                session.ledger.remove(*pages[number])
+        with self._opened.use() as session:
 
-        errors = self._workers.each(len(pages), remove)
+            def remove(number: int) -> None:
+                session.ledger.remove(places[number].path, places[number].shard)
+
+            errors = self._workers.each(len(places), remove)
         if errors:
             raise errors[0]
 

@@ -1,4 +1,4 @@
-"""A bounded pool for the pages of a batch. The caller does the work itself until something takes long; then helpers join in.
+"""A bounded pool for the pages of a batch. The caller does the work itself until it has to wait for something; then helpers join.
 
 What comes out of the page cache is ready before another thread is awake; what waits for a disk or a network is worth several.
 Daemon threads, because a system call that hangs must not keep the interpreter from ending. It does not know the work.
@@ -11,8 +11,8 @@ import time
 from collections.abc import Callable
 from typing import final
 
-SLOW = 200e-6
-"""Seconds for one item after which helpers are called."""
+WAITED = 150e-6
+"""Seconds of a batch in which the caller was not computing: then helpers are called."""
 
 
 @final
@@ -67,11 +67,11 @@ class Workers:
         """Call `work` with 0 to n-1, in this thread and perhaps in others. Gives what was raised; every number was tried."""
         job = _Job(n, work)
         called = False
-        while True:
-            start = time.perf_counter()
-            if not job.do_one():
-                break
-            if not called and job.left > 1 and time.perf_counter() - start > SLOW:
+        idle = (now := time.perf_counter()) - time.thread_time()
+        while job.do_one():
+            start, now = now, time.perf_counter()
+            # The second clock is a system call: only after items that were slow enough to have waited.
+            if not called and job.left > 1 and now - start > WAITED and now - time.thread_time() - idle > WAITED:
                 called = True
                 self._call(job, job.left - 1)
         if n:

@@ -10,7 +10,7 @@ from kvcache_core.contracts.storage import Value
 from kvcache_storage_file import page_file
 from kvcache_storage_file.config import Durability
 from kvcache_storage_file.draft import Draft
-from kvcache_storage_file.layout import NAME_FILE, Layout, is_hashed
+from kvcache_storage_file.layout import NAME_FILE, Layout, Place, is_hashed
 from kvcache_storage_file.root import Root
 from kvcache_storage_file.session import Session
 from kvcache_storage_file.workers import Workers
@@ -20,9 +20,7 @@ _GROUP = 64
 
 
 class _Item(NamedTuple):
-    folder: str
-    path: str
-    shard: int
+    place: Place
     value: Value
     used: int
 
@@ -48,70 +46,65 @@ class Writer:
         anything is stored."""
         # One order for the batch, whichever thread comes first.
         first = time.time_ns()
-        items = [
-            _Item(self._layout.shard(key), self._layout.file(key), int(key[:2], 16), value, first + number)
-            for number, (key, value) in enumerate(batch.items())
-        ]
-        if self._durability == "batch":
-            groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
-            return [error for group in groups for error in self._store_group(group)]
-        return self._workers.each(len(items), lambda number: self._store(items[number]))
+        items = [_Item(self._layout.place(key), batch[key], first + number) for number, key in enumerate(batch)]
+        with self._root.use() as session:
+            if self._durability == "batch":
+                groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
+                return [error for group in groups for error in self._store_group(session, group)]
+            return self._workers.each(len(items), lambda number: self._store(session, items[number]))
 
-    def _store(self, item: _Item) -> None:
+    def _store(self, session: Session, item: _Item) -> None:
         """Raises OSError, after another try where something could be mended."""
-        for last in (False, True):
-            with self._root.use() as session:
-                try:
-                    self._write(session, item)
-                except OSError as error:
-                    if last or not self._root.mend(session, error, memoryview(item.value).nbytes):
-                        raise
-                    self._folders.clear()
-                else:
-                    return
+        try:
+            self._write(session, item)
+        except OSError as error:
+            if not self._root.mend(session, error, memoryview(item.value).nbytes):
+                raise
+            self._folders.clear()
+            with self._root.use() as mended:
+                self._write(mended, item)
 
     def _write(self, session: Session, item: _Item) -> None:
-        draft = Draft(session, item.value, item.used)
-        # Only now: where the root has gone, nothing may be made in its place before somebody has looked what is there.
-        draft.attempt(lambda: self._make(item.folder))
+        draft = self._draft(session, item)
         if self._durability != "none":
             draft.sync()
-        draft.commit(item.path, item.shard)
+        draft.commit(item.place)
         if self._durability != "none":
-            page_file.sync_folder(item.folder)
+            page_file.sync_folder(item.place.folder)
 
-    def _store_group(self, group: Sequence[_Item]) -> list[Exception]:
-        left: set[int] = set(range(len(group)))
+    def _draft(self, session: Session, item: _Item) -> Draft:
+        draft = Draft(session, item.value, item.used)
+        if item.place.folder not in self._folders:
+            # Only now: where the root has gone, nothing may be made in its place before somebody has looked what is there.
+            draft.attempt(lambda: self._make(item.place.folder))
+        return draft
+
+    def _store_group(self, session: Session, group: Sequence[_Item]) -> list[Exception]:
         drafts: dict[int, Draft] = {}
-        with self._root.use() as session:
+        synced: dict[int, Draft] = {}
+        left = set(range(len(group)))
 
-            def write(number: int) -> None:
-                draft = Draft(session, group[number].value, group[number].used)
-                draft.attempt(lambda: self._make(group[number].folder))
-                drafts[number] = draft
+        def write(number: int) -> None:
+            drafts[number] = self._draft(session, group[number])
 
-            def sync(number: int) -> None:
-                written[number][1].sync()
-                synced.append(written[number])
+        def sync(number: int) -> None:
+            if number in drafts:
+                drafts[number].sync()
+                synced[number] = drafts[number]
 
-            self._workers.each(len(group), write)
-            written = list(drafts.items())
-            synced: list[tuple[int, Draft]] = []
-            self._workers.each(len(written), sync)
-            for number, draft in synced:
-                with suppress(OSError):  # it is left over, and what it raises then counts
-                    draft.commit(group[number].path, group[number].shard)
-                    left.discard(number)
-            folders = sorted({group[number].folder for number in drafts})
-            errors = self._workers.each(len(folders), lambda number: page_file.sync_folder(folders[number]))
-        # What failed is tried once more, page by page.
+        self._workers.each(len(group), write)
+        self._workers.each(len(group), sync)
+        for number, draft in sorted(synced.items()):
+            with suppress(OSError):  # it is left over then, and what the second try raises counts
+                draft.commit(group[number].place)
+                left.discard(number)
+        folders = sorted({group[number].place.folder for number in synced.keys() - left})
+        errors = self._workers.each(len(folders), lambda number: page_file.sync_folder(folders[number]))
         again = sorted(left)
-        return errors + self._workers.each(len(again), lambda number: self._store(group[again[number]]))
+        return errors + self._workers.each(len(again), lambda number: self._store(session, group[again[number]]))
 
     def _make(self, folder: str) -> None:
-        """A page's folder, once; what may have been removed since is made again after the write has failed."""
-        if folder in self._folders:
-            return
+        """A page's folder, once; what has been removed since is made again when a write has failed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
         if is_hashed(self._layout.model_folder):
             self._write_name()

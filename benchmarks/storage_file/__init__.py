@@ -1,0 +1,1 @@
+"""What bench_storage_file.py times."""
