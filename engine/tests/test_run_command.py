@@ -13,7 +13,10 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from kvcache_core.cli import main
+from kvcache_core.cli import build_parser, main
+from kvcache_core.registry.default import default_registry
+from kvcache_engine import cli, sweep_cli
+from kvcache_engine.job import job_from_args
 from kvcache_engine.report import request_table
 from kvcache_engine.results import RequestResult
 from kvcache_engine.run import Working
@@ -332,6 +335,20 @@ def test_ctrl_c_prints_what_was_done(folder):
     assert data["summary"]["aborted"] > 0
     assert "quick" in stdout
     assert "aborted" in stdout
+
+
+def test_every_command_that_help_shows_would_run(tmp_path, monkeypatch):
+    """Up to the model, which is not loaded: the files are there, the flags exist, and the cache can be built."""
+    (tmp_path / "examples").symlink_to(Path(__file__).parents[2] / "examples")
+    (tmp_path / "mine.jsonl").write_text(json.dumps({"prompt": "x"}), encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    shown = [line.split()[1:] for line in f"{cli.EPILOG}\n{sweep_cli.EPILOG}".splitlines() if line.startswith("  kvcache ")]
+    assert len(shown) >= 8
+    for words in shown:
+        args = build_parser(default_registry(), words[0]).parse_args(words)
+        job = job_from_args(args, words[0])
+        job.check_cache()
+        assert job.lines, words
 
 
 def test_help_has_examples_and_does_not_import_jax():

@@ -10,7 +10,8 @@ from kvcache_engine.output import Output
 EPILOG = """examples:
   kvcache run examples/quickstart.yaml
   kvcache run examples/quickstart.yaml --prompts mine.jsonl --json out/result.json
-  kvcache run examples/quickstart.yaml --cache-type chunk_cache --set engine.max_running=1
+  kvcache run examples/quickstart.yaml --hicache-storage none --set engine.max_running=1
+  kvcache run examples/quickstart.yaml --cache-type chunk_cache --set hicache=null
 
 a prompts file has one JSON object a line:
   {"id": "one", "prompt": "The capital of France is", "max_tokens": 8}

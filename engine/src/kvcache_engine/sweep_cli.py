@@ -14,10 +14,11 @@ EPILOG = """examples:
   kvcache sweep examples/hicache.yaml --ratios 0,0.5,1,2,4
   kvcache sweep examples/hicache.yaml --ratios 1,2 --json out/sweep.json --html out/sweep.html
   kvcache sweep examples/hicache.yaml --set hicache.write_policy=null --hicache-backup-on evict
-  kvcache sweep examples/quickstart.yaml --cache-type unified_radix_cache --set engine.device_tokens=704
+  kvcache sweep examples/quickstart.yaml --hicache-storage none --set engine.device_tokens=704
 
 the workload is served once for every ratio (size of L2 as a multiple of L1; 0 is without L2) by one model and one set of compiled
-programs, and once before that for compilation alone. Everything else is as the configuration says.
+programs, and once before that for compilation alone. Everything else is as the configuration says; with a storage (L3), a pass
+finds there what the ones before it stored, so the ratios are compared in front of a filled storage.
 
 exit status: 0 every ratio was measured and all requests were answered; 1 some requests were not, or a ratio could not be served
 (the others are); 2 the configuration, the model or the prompts file cannot be used; 130 interrupted (the ratios that were
