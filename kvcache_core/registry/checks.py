@@ -32,7 +32,10 @@ RESERVED_SECTIONS = frozenset({"cache_type", "disaggregation_mode", "page_size",
 """The fields of CacheConfig. A test keeps this equal to the model; the registry may not import the configuration."""
 RESERVED_FLAGS = frozenset(
     "--hicache-" + name
-    for name in ("storage", "ratio", "host-bytes", "write-policy", "backup-on", "persist-on", "async-impl", "host-pool")
+    for name in (
+        *("storage", "ratio", "host-bytes", "write-policy", "backup-on", "persist-on", "async-impl", "host-pool"),
+        *("prefetch-threshold", "prefetch-timeout", "storage-timeout", "persist-timeout"),
+    )
 )
 """The flags of the section `hicache`, kept equal to the model by the same test."""
 RESERVED_KINDS = frozenset({"none"})
