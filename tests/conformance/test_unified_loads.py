@@ -11,6 +11,7 @@ from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.transfer_script import ScriptedController
 from kvcache_core.contracts.locks import Refused
 from kvcache_radix.store import NodeStore
 from kvcache_radix.tree import RadixTree
@@ -198,6 +199,28 @@ def test_a_load_above_one_that_runs_is_cut_to_what_fits(tiered):
     world.settle()
     assert claim(world, again)
     world.checked.free("full", taken)
+    finish(world)
+
+
+@pytest.mark.xfail(
+    strict=True,
+    raises=MemoryError,
+    reason="what HostKVPool.get raises leaves UnifiedRadixCache.load with the lock held and the destination in flight for ever",
+)
+def test_a_load_whose_source_cannot_be_captured_is_refused(tiered, monkeypatch):
+    """No fault of L2 ends a request: what cannot be had is computed. A pool that copies in `get` may find no memory for it."""
+    world = tiered(TierSizes(PAGE, 16, 64, "insert"))
+    in_host(world, ids(1, 2))
+    match = find(world, ids(1, 2))
+    before = world.cache.size("full"), world.cache.size("full", "host")
+    with monkeypatch.context() as inside:
+
+        def no_memory(*args):
+            raise MemoryError
+
+        inside.setattr(ScriptedController, "load", no_memory)
+        assert isinstance(world.cache.load(match.result), Refused)
+    assert (world.cache.size("full"), world.cache.size("full", "host")) == before
     finish(world)
 
 
