@@ -1,8 +1,8 @@
 """What the name of a stored page costs: the chain of digests and the storage key of one component, at page sizes 1, 16 and 64.
 
-`chain`: PageKeys.chain over whole prompts. `keys`: storage_keys of one component. `hashlib`: two sha256 a page of the same numbers of
-bytes in the shortest loop there is, with digests and texts thrown away: what nobody who hashes pages in Python gets below. They take
-turns, and each figure is the median of its rounds.
+`chain`: PageKeys.chain over whole prompts. `keys`: storage_keys of one component. `hashlib`: two sha256 a page of the same
+numbers of bytes in the shortest loop there is, with digests and texts thrown away: what nobody who hashes pages in Python gets
+below. They take turns, and each figure is the median of its rounds.
 
     python benchmarks/bench_storage_keys.py [--pages 1,16,64] [--tokens 65536] [--rounds 15] [--out out/storage_keys.json]
 

@@ -4,6 +4,7 @@ import hashlib
 import json
 import os
 import time
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -16,6 +17,7 @@ from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.loading import load_target
 from kvcache_unified_hicache.storage.commands import prune_pages, units, verify_pages
 from kvcache_unified_hicache.storage.commands.inspect_pages import groups_of
+from kvcache_unified_hicache.storage.commands.progress import Progress
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 
 FRAME = PageFrame((PageArray("k.0", "bfloat16", (100,)),))
@@ -167,8 +169,8 @@ def test_verify_keeps_the_order_of_use(store, kvcache):
     read = []
     backend = store.opened("org/a")
     configured = ScriptedScan(backend, read)
-    with verify_pages.Progress(quiet=True) as progress:
-        verify_pages.verify(configured, progress, remove=False)
+    with Progress(quiet=True) as progress:
+        verify_pages.verify(cast(Any, configured), progress, remove=False)
     backend.close()
     assert read == [keys[0], keys[2], keys[1]]
 

@@ -4,10 +4,15 @@ from collections.abc import Sequence
 from typing import cast
 
 from kvcache_core.contracts.storage import Value
+from kvcache_core.errors import KVCacheError
 
 
-class BadAnswerError(Exception):
-    """A backend answered something other than one item of the right type for each key."""
+class BadAnswerError(KVCacheError):
+    """A backend answered something other than one item of the right type for each key. At run time its pages are misses, counted
+    as `storage answer`; at start it fails the self-test.
+
+    What to do: this is a bug in the storage plugin; `kvcache conformance storage NAME` shows what else it gets wrong.
+    """
 
 
 def checked_flags(answer: object, n: int) -> list[bool]:

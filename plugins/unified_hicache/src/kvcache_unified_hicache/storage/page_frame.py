@@ -18,6 +18,7 @@ import xxhash
 
 from kvcache_core.contracts.pools import PageArray
 from kvcache_core.contracts.storage import Value
+from kvcache_core.errors import KVCacheError
 
 MAGIC: Final = b"KVCPAGE\n"
 SCHEMA: Final = 1
@@ -30,8 +31,12 @@ _NPY_START: Final = b"\x93NUMPY\x01\x00" + (HEADER_BYTES - 10).to_bytes(2, "litt
 _DTYPE = re.compile(r"(?:bool|b?float|u?int|complex)(\d*)(?:_\w+)?")
 
 
-class BadPageError(Exception):
-    """Bytes that are not the page they were asked for. `reason`: short and stable, for counters."""
+class BadPageError(KVCacheError):
+    """Bytes that are not the page they were asked for. `reason`: short and stable, for counters; docs/page_format.md lists them.
+    No host sees it: a page that does not verify is a miss, counted and deleted.
+
+    What to do: nothing for one page; if it happens again, suspect the disk or the backend: `kvcache storage verify CONFIG`.
+    """
 
     def __init__(self, reason: str) -> None:
         super().__init__(f"bad page: {reason}")

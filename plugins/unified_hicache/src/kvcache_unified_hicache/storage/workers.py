@@ -12,16 +12,26 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, NamedTuple, final
 
+from kvcache_core.errors import KVCacheError
+
 Side = Literal["read", "write"]
 """Which way a call into the backend goes."""
 
 
-class OverdueError(Exception):
-    """A call did not return in time. It may still be running."""
+class OverdueError(KVCacheError):
+    """A call into a storage backend did not return in time; it may still be running. No host sees it: its pages are misses,
+    counted as `storage timeout`.
+
+    What to do: find out why the backend hangs, or raise `hicache.storage_timeout` if it is only slow.
+    """
 
 
-class NotCalledError(Exception):
-    """A call was given up before it began."""
+class NotCalledError(KVCacheError):
+    """A call was given up before it began, because those before it failed. No host sees it: its pages are misses, counted as
+    `storage open`.
+
+    What to do: see the last error of the storage, which the counter `storage_state` holds.
+    """
 
 
 class Outcome(NamedTuple):
