@@ -3,6 +3,7 @@
 import threading
 from collections.abc import Sequence
 from contextlib import suppress
+from typing import Any
 
 import pytest
 
@@ -23,7 +24,7 @@ class AnswersInTheOrderOfTheDictionary(ToyStorage):
 
 
 class LeavesOutAbsentPages(ToyStorage):
-    def get(self, keys):
+    def get(self, keys) -> Any:
         return [value for value in super().get(keys) if value is not None]
 
 
@@ -38,17 +39,17 @@ class AnswersEachKeyOnce(ToyStorage):
 
 
 class SaysOneAndZero(ToyStorage):
-    def exists(self, keys):
+    def exists(self, keys) -> Any:
         return [int(there) for there in super().exists(keys)]
 
 
 class AnswersWithATuple(ToyStorage):
-    def get(self, keys):
+    def get(self, keys) -> Any:
         return tuple(super().get(keys))
 
 
 class HandsOutItsBuffers(ToyStorage):
-    def get(self, keys):
+    def get(self, keys) -> Any:
         return [None if value is None else bytearray(value) for value in super().get(keys)]
 
 
@@ -68,7 +69,7 @@ class TakesEmptyForAbsent(ToyStorage):
 
 
 class RaisesForAbsentPages(ToyStorage):
-    def get(self, keys):
+    def get(self, keys) -> Any:
         return [self.disk.pages[self.place(key)] for key in keys]
 
 
@@ -85,7 +86,7 @@ class SortsTheCallersKeys(ToyStorage):
 
 
 class WantsLists(ToyStorage):
-    def delete(self, keys):
+    def delete(self, keys: Any):
         super().delete([].__add__(keys))
 
 
@@ -127,7 +128,7 @@ class KeepsTheFirstOfABatch(ToyStorage):
 
 
 class WantsBytes(ToyStorage):
-    def set(self, keys, values):
+    def set(self, keys, values: Any):
         super().set(keys, [value + b"" for value in values])
 
 
