@@ -15,12 +15,17 @@ from kvcache_conformance.geometries import FULL, make_geometry
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.page_content import BYTES, LAYERS
 from kvcache_conformance.pool_model import NumpyPool
+from kvcache_conformance.storage_script import ScriptedPageBytes
+from kvcache_conformance.stored_world import StoredWorld
 from kvcache_conformance.tier_ledger import HostClaims
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_conformance.tiered_world import TieredWorld
 from kvcache_conformance.transfer_script import TransferScript
 from kvcache_core import CacheConfig
 from kvcache_core.config.model import HiCacheConfig
+from kvcache_core.config.slot import StorageSlot
+from kvcache_core.contracts.storage import HiCacheStorage
+from kvcache_core.registry.descriptors import PluginOptions
 from kvcache_radix.node import TOKEN_BYTES
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 
@@ -48,16 +53,43 @@ def claims(cache):
                 resident[name].update(zip(keys, np.frombuffer(cell.host, np.int32).tolist(), strict=True))
             if cell.operation in cache._host.backups.running:
                 copying[name].update(keys)
-    return HostClaims(resident, copying)
+    storage = cache._storage
+    fetching = {name: [] if storage is None else storage.fetches.owned(c).tolist() for c, name in enumerate(names)}
+    return HostClaims(resident, copying, fetching)
 
 
-def build(host, hicache=None, script=None):
-    """The cache, with bare geometries instead of the components' packages."""
-    deps = replace(host.deps(), components=dict.fromkeys(host.geometries, make_geometry))
+class NoBackend(HiCacheStorage):
+    """Passes the self-test; everything else goes to the script."""
+
+    def __init__(self):
+        self.pages = {}
+
+    def exists(self, keys):
+        return [key in self.pages for key in keys]
+
+    def get(self, keys):
+        return [self.pages.get(key) for key in keys]
+
+    def set(self, keys, values):
+        self.pages.update(zip(keys, map(bytes, values), strict=True))
+
+    def delete(self, keys):
+        for key in keys:
+            self.pages.pop(key, None)
+
+
+def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadixCache, **changes):
+    """The cache, with bare geometries instead of the components' packages; `changes` of what it depends on."""
+    deps = replace(host.deps(), components=dict.fromkeys(host.geometries, make_geometry), **changes)
     if script is not None:
         deps = replace(deps, controller=script.make)
     config = CacheConfig(cache_type="unified_radix_cache", page_size=host.page_size, hicache=hicache)
-    return UnifiedRadixCache(config, deps)
+    if storage is None:
+        return cache_type(config, deps)
+    assert script is not None
+    deps = replace(deps, storage=lambda options, scope: NoBackend())
+    page_bytes = ScriptedPageBytes(script, storage, list(host.geometries))
+    return cache_type(config, deps, open_guard=storage.open_guard, page_bytes=page_bytes)
 
 
 def build_tiered(sizes, components=(FULL,), cache_type=build):
@@ -67,6 +99,27 @@ def build_tiered(sizes, components=(FULL,), cache_type=build):
     script = TransferScript()
     cache = cache_type(host, hicache, script)
     return TieredWorld(cache, host, script, lambda: claims(cache))
+
+
+def build_stored(sizes, storage, components=(FULL,), threshold=1, **changes):
+    host = HostModel(sizes.page_size, components, sizes.pages, lambda name: NumpyPool(name, page_struct()))
+    hicache = HiCacheConfig(
+        ratio=(sizes.slots + 0.5) / sizes.pages,
+        backup_on=sizes.backup_on,
+        persist_on=sizes.persist_on,
+        storage=StorageSlot(kind="script", options=PluginOptions()),
+        prefetch_threshold=threshold,
+    )
+    script = TransferScript()
+    cache = build(host, hicache, script, storage, **changes)
+    stored = StoredWorld(cache, storage, persists=sizes.persist_on != "never")
+    return TieredWorld(cache, host, script, lambda: claims(cache), stored)
+
+
+@pytest.fixture(scope="session")
+def stored():
+    """`stored(sizes, storage script, components)`: a `TieredWorld` with storage."""
+    return build_stored
 
 
 @pytest.fixture(scope="session")

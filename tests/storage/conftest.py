@@ -1,7 +1,6 @@
-"""A host whose device memory is numpy and whose host memory is real, with a storage in a temporary folder: pages known by value."""
+"""A host whose device memory is numpy and whose host memory is real, with files below it: every page is known by value."""
 
 from dataclasses import dataclass, field, replace
-from time import monotonic
 
 import jax
 import jax.numpy as jnp
@@ -14,6 +13,7 @@ from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.page_content import BYTES, LAYERS, page_content
 from kvcache_conformance.pool_model import DONATED
 from kvcache_core import CacheConfig, build_kv_cache
+from kvcache_core.config.model import HiCacheConfig
 from kvcache_core.contracts.locks import Refused, Ticket
 from kvcache_core.contracts.pools import SKIP, PageArray
 from kvcache_core.contracts.results import full
@@ -70,8 +70,9 @@ class Store:
         deps = self.host.deps()
         deps = replace(deps, model=replace(deps.model, model_version=self.version))
         section = {"storage": {"kind": "file", "path": str(self.folder)}, "prefetch_threshold": 1, **self.hicache}
+        hicache = HiCacheConfig.model_validate(section)
         self.cache = build_kv_cache(
-            CacheConfig(cache_type="unified_radix_cache", page_size=self.page_size, hicache=section), deps
+            CacheConfig(cache_type="unified_radix_cache", page_size=self.page_size, hicache=hicache), deps
         )
         self.allocator = self.host.allocators["full"]
 
@@ -98,6 +99,7 @@ class Store:
                 lock = ticket.lock
         if lock is None:
             lock = self.cache.lock_ref(match)
+        assert lock is not None
         start, end = lock.length, len(ids) // page * page
         cached = lock.segment("full").indices
         right = [page_content(extra_key, "full", ids[:at].tobytes()) for at in range(page, start + 1, page)]
@@ -106,6 +108,7 @@ class Store:
         if pages is None:
             self.cache.evict("full", (end - start) // page - self.allocator.n_free)
             pages = self.allocator.alloc((end - start) // page)
+        assert pages is not None
         for at, index in zip(range(start + page, end + 1, page), pages, strict=True):
             self.host.write("full", int(index), page_content(extra_key, "full", ids[:at].tobytes()))
         result = self.cache.insert(ids[:end], full(pages, page, start), extra_key)
@@ -119,13 +122,6 @@ class Store:
     def turn(self):
         self.host.idle()
         self.cache.poll()
-
-    def settle(self):
-        """Until no copy is on its way and the storage has answered."""
-        until = monotonic() + NO_WAIT
-        while self.cache.size("full", "host").in_flight or self.cache.size("full").in_flight or not self.cache.storage_idle:
-            assert monotonic() < until
-            self.turn()
 
 
 @pytest.fixture

@@ -14,16 +14,19 @@ import numpy as np
 from kvcache_conformance.claims import Held, require
 from kvcache_conformance.page_content import page_content
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
+from kvcache_conformance.stored_world import StoredWorld
 from kvcache_conformance.transfer_script import ScriptedCopy, TransferScript
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.tokens import ExtraKey
 
 
 class HostClaims(NamedTuple):
-    """By component: the slot of each page that the cache has in host memory, and the pages whose copy to the host runs."""
+    """By component: the slot of each page that the cache has in host memory, the pages whose copy to the host runs, and the slots
+    that wait for the storage."""
 
     resident: Mapping[str, Mapping[PageKey, int]]
     copying: Mapping[str, Collection[PageKey]]
+    fetching: Mapping[str, Collection[int]]
 
 
 Probe = Callable[[], HostClaims]
@@ -34,13 +37,22 @@ class TierLedger:
     """`counts_losses`: every page that leaves the cache altogether must be in its counters (decidable for full attention alone:
     other components' pages can become useless, and are counted in other units)."""
 
-    def __init__(self, cache: BasePrefixCache, script: TransferScript, probe: Probe, *, counts_losses: bool = True) -> None:
+    def __init__(
+        self,
+        cache: BasePrefixCache,
+        script: TransferScript,
+        probe: Probe,
+        *,
+        counts_losses: bool = True,
+        stored: StoredWorld | None = None,
+    ) -> None:
         self.script = script
         self.claims = probe()
         self.events: Counter[str] = Counter()
         self._cache = cache
         self._probe = probe
         self._counts_losses = counts_losses
+        self._stored = stored
         self._keys: dict[ScriptedCopy, list[PageKey]] = {}
         self._known: set[tuple[str, PageKey]] = set()
         self._given_up = 0
@@ -128,7 +140,8 @@ class TierLedger:
             for key, slot in resident.items():
                 if before.resident[name].get(key) == slot:
                     continue
-                brought = any(
+                brought = self._stored is not None and (name, slot) in self._stored.script.landed
+                brought = brought or any(
                     copy.ok and copy.component == name and (slot, key) in zip(copy.host, keys, strict=True)
                     for copy, keys in self._keys.items()
                     if copy.direction == "write"
@@ -149,6 +162,12 @@ class TierLedger:
                 tokens <= counted, f"{call}: {tokens} tokens are in no tier any more, only {counted} were counted as given up"
             )
         self.events["pages lost, counted"] += bool(lost) and not forgets
+        if self._stored is not None:
+            left = {name: held.keys() - self.claims.resident[name].keys() for name, held in before.resident.items()}
+            self._stored.check_lost(call, model, left, forgets=forgets)
+            self._stored.script.landed.clear()
+            if forgets:
+                self._stored.forget()
         if call == "poll" or forgets:
             self._keys = {copy: keys for copy, keys in self._keys.items() if not copy.ended}
         return any(before.resident[name].keys() - resident.keys() for name, resident in self.claims.resident.items())
@@ -159,11 +178,14 @@ class TierLedger:
             size = self._cache.size(name, "host")
             about = f"of {name!r} in host memory: {size}"
             coming = [slot for copy in self.script.pending["write"] if copy.component == name for slot in copy.host]
-            slots = [*resident.values(), *coming]
+            fetching = self.claims.fetching[name]
+            slots = [*resident.values(), *coming, *fetching]
             require(len(set(slots)) == len(slots) and all(1 <= slot <= size.total for slot in slots), f"two owners {about}")
             require(sum(size[:5]) == size.total and min(size) >= 0, f"sizes do not sum up {about}")
             require(size.request_owned == 0, f"slots without an owner {about}")
-            require(size.in_flight == len(coming), f"copies under way own {len(coming)}, the size {about}")
+            owned = len(coming) + len(fetching)
+            require(size.in_flight == owned, f"what is under way owns {owned}, the size {about}")
+            require(len(fetching) <= size.total // 2, f"fetches own more than half {about}")
             require(size.evictable + size.protected == len(resident), f"the cache has {len(resident)}, the size {about}")
             for (extra_key, prefix), slot in resident.items():
                 content = self.script.slots.get((name, slot))

@@ -20,7 +20,7 @@ from kvcache_core.contracts.tokens import ExtraKey, floor_page
 
 _fates = st.lists(st.booleans(), max_size=4)
 _few = st.sampled_from([None, None, 0, 1, 2])
-_situations = st.builds(
+SITUATIONS = st.builds(
     Situation,
     drafts=st.tuples(DRAFTS, DRAFTS, DRAFTS),
     extra_key=EXTRA_KEYS,
@@ -40,12 +40,19 @@ class TierMachine(TierSteps):
         room=st.integers(MAX_TOKENS, 3 * MAX_TOKENS),
         slots=st.sampled_from(["one", "few", "half", "same", "double", "plenty", "plenty"]),
         backup_on=st.sampled_from(["insert", "evict"]),
+        persist_on=st.sampled_from(["evict", "insert", "evict", "insert", "never"]),
     )
-    def choose_pools(self, page_size: int, room: int, slots: str, backup_on: str) -> None:
+    def choose_pools(self, page_size: int, room: int, slots: str, backup_on: str, persist_on: str) -> None:
+        """`persist_on` is for worlds with a storage."""
         pages = room // page_size
         sizes = {"one": 1, "few": 3, "half": max(1, pages // 2), "same": pages, "double": 2 * pages, "plenty": 8 * pages}
-        self._tiered = self._factory(TierSizes(page_size, pages, sizes[slots], backup_on))
-        self.build(page_size, pages)
+        self.sizes = TierSizes(page_size, pages, sizes[slots], backup_on, persist_on)
+        self.begin()
+
+    def begin(self) -> None:
+        """A new cache in new memory."""
+        self._tiered = self._factory(self.sizes)
+        self.build(self.sizes.page_size, self.sizes.pages)
 
     @invariant()
     def tiers_are_right(self) -> None:
@@ -74,15 +81,15 @@ class TierMachine(TierSteps):
 
     # hypothesis takes some rules out of each example and rarely lines up the others: these come often, in three rules
 
-    @rule(kind=SOME, s=_situations)
+    @rule(kind=SOME, s=SITUATIONS)
     def situation(self, kind: int, s: Situation) -> None:
         self.play(kind, s)
 
-    @rule(kind=SOME, s=_situations)
+    @rule(kind=SOME, s=SITUATIONS)
     def second_situation(self, kind: int, s: Situation) -> None:
         self.play(kind, s)
 
-    @rule(kinds=st.tuples(SOME, SOME), s=_situations)
+    @rule(kinds=st.tuples(SOME, SOME), s=SITUATIONS)
     def two_situations(self, kinds: tuple[int, int], s: Situation) -> None:
         """The second meets the same prefixes as the first."""
         for kind in kinds:

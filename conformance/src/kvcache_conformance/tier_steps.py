@@ -54,6 +54,7 @@ class TierSizes(NamedTuple):
     pages: int
     slots: int
     backup_on: str
+    persist_on: str = "never"
 
 
 TierFactory = Callable[[TierSizes], TieredWorld]

@@ -12,10 +12,13 @@ from kvcache_conformance.checked_cache import CheckedCache
 from kvcache_conformance.claims import Held, Match, require
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.reference_model import TOKEN_BYTES
+from kvcache_conformance.stored_world import Prefetch, StoredWorld
 from kvcache_conformance.tier_ledger import Probe, TierLedger
 from kvcache_conformance.transfer_script import ScriptedCopy, TransferScript
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.locks import Refused, Ticket
+from kvcache_core.contracts.results import PersistReport
+from kvcache_core.contracts.tokens import ExtraKey
 
 
 @dataclass(slots=True, eq=False)
@@ -35,14 +38,18 @@ class Load:
 
 @final
 class TieredWorld:
-    """`script` drives the controller of `cache`, `probe` tells what it claims to have in host memory."""
+    """`script` drives the controller of `cache`, `probe` tells what it claims to have in host memory, `stored` is the storage's
+    side where there is one."""
 
-    def __init__(self, cache: BasePrefixCache, host: HostModel, script: TransferScript, probe: Probe) -> None:
+    def __init__(
+        self, cache: BasePrefixCache, host: HostModel, script: TransferScript, probe: Probe, stored: StoredWorld | None = None
+    ) -> None:
         only_full = all(geometry.prefix_closed for geometry in host.geometries.values())
         self.cache = cache
         self.host = host
         self.script = script
-        self.ledger = TierLedger(cache, script, probe, counts_losses=only_full)
+        self.stored = stored
+        self.ledger = TierLedger(cache, script, probe, counts_losses=only_full, stored=stored)
         self.checked = CheckedCache(cache, host, lru=False, ledger=self.ledger)
         self.loads: set[Load] = set()
         self._only_full = only_full
@@ -99,7 +106,8 @@ class TieredWorld:
         checked.forget_journals()
         locked = {name: checked.locked(name) for name in self.host.geometries}
         n = self.cache.poll()
-        require(n == len(self.script.ended), f"poll says {n} copies ended, {len(self.script.ended)} did")
+        ended = len(self.script.ended) + (0 if self.stored is None else self.stored.ended())
+        require(n == ended, f"poll says {n} transfers ended, {ended} did")
         checked.learn("poll", locked)
         for load in self.loads:
             self._check_ticket(load)
@@ -180,11 +188,34 @@ class TieredWorld:
     def settle(self) -> None:
         """Idle steps until nothing is under way."""
         self.script.let_all_through()
-        for _ in range(10):
-            if self.script.quiet:
+        if self.stored is not None:
+            self.stored.script.let_all_through()
+        for _ in range(10 if self.stored is None else 40):
+            if self.script.quiet and (self.stored is None or (self.stored.script.quiet and not self.stored.running)):
                 return
             self.turn()
-        raise AssertionError("copies that end do not end")
+        raise AssertionError("transfers that end do not end")
+
+    def prefetch(self, ids: list[int], extra_key: ExtraKey = ()) -> Prefetch | Refused:
+        """`prefetch`, which moves nothing yet."""
+        assert self.stored is not None
+        checked = self.checked
+        checked.forget_journals()
+        started = self.stored.prefetch(ids, extra_key)
+        checked.learn("prefetch", {name: checked.locked(name) for name in self.host.geometries})
+        return started
+
+    def persist(self, deadline: float) -> PersistReport:
+        """`persist`, and what it says is held against what is where."""
+        assert self.stored is not None
+        checked = self.checked
+        locked = {name: checked.locked(name) for name in self.host.geometries}
+        checked.forget_journals()
+        report = self.cache.persist(deadline)
+        checked.learn("persist", locked)
+        self.stored.ended()
+        self.stored.check_report(report, checked.model, self.ledger.claims.resident)
+        return report
 
     def verify(self) -> None:
         self.checked.verify()

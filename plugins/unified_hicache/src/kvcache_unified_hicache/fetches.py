@@ -342,4 +342,4 @@ class Fetches:
             fetch.length = fetch.asked_len
         fetch.requests = None
         fetch.done = True
-        return True
+        return not fetch.forgotten

@@ -90,20 +90,22 @@ class Leftovers:
     def _unstored(self) -> list[_Item]:
         """Parents before children, what the host has first."""
         items: list[_Item] = []
-        for node in list(nodes_of(self._store)):
+        for node in self._pieces():
             for c, cell in enumerate(node.cells):
                 known = cell.host is not None or cell.device is not None or cell.operation in self._backups.running
                 if known and not self._persists.is_stored(node, c):
-                    items += [_Item(piece, c) for piece in self._pieces(node, c)]
+                    items.append(_Item(node, c))
         return sorted(items, key=lambda item: item.node.cells[item.c].host is None)
 
-    def _pieces(self, node: Node, c: int) -> list[Node]:
-        """The node, cut so that each piece fits into L2."""
-        pieces, most = [node], self._room.total(c)
-        while self._persists.units(pieces[0], c) > most:
-            first = pieces[0]
-            at = first.end - most * self._store.page_size
-            pieces.insert(0, self._store.split(first, at))
+    def _pieces(self) -> list[Node]:
+        """All nodes, cut so that each fits into L2. By sizes alone: every rank cuts alike."""
+        store, pieces = self._store, list[Node]()
+        paged = [c for c, geometry in enumerate(store.geometries) if not geometry.at_node_end]
+        most = min((self._room.total(c) for c in paged), default=0) * store.page_size
+        for node in list(nodes_of(store)):
+            while paged and node.end - node.start > most:
+                pieces.append(store.split(node, node.start + most))
+            pieces.append(node)
         return pieces
 
     def _push(self) -> None:
