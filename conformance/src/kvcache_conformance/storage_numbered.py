@@ -36,6 +36,14 @@ def store_numbered(storage: HiCacheStorage, numbers: Iterable[int], nbytes: int)
         storage.set([key], [page_of(key, nbytes)])
 
 
+def expect_stored(storage: HiCacheStorage, numbers: Iterable[int], nbytes: int) -> None:
+    """Set pages one after another. Raises AssertionError where the store does not take one."""
+    try:
+        store_numbered(storage, numbers, nbytes)
+    except OSError as error:
+        raise AssertionError(f"a page was not stored: {error}") from error
+
+
 def numbers_there(storage: HiCacheStorage, numbers: Iterable[int], nbytes: int) -> list[int]:
     """Those of the pages that are there. Raises AssertionError where one is wrong."""
     wanted = list(numbers)

@@ -8,9 +8,12 @@ from pathlib import Path
 
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import numbered_key, numbers_there, page_of, store_numbered
-from kvcache_storage_file import workers
+from kvcache_storage_file import member, page_file, workers
+from kvcache_storage_file.session import Session
 from kvcache_storage_file.workers import Workers
+from kvcache_storage_file.writer import Writer
 
 NBYTES = 1000
 
@@ -274,3 +277,43 @@ def test_what_a_killed_process_left_is_counted_and_swept(root):
     assert root.temporaries() == []
     assert len([path for path in (root.path / ".kvcache").iterdir() if path.is_dir()]) == 1
     assert root.open().temporaries_swept == 0
+
+
+class TestPlantedFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "a page has its name before it is on the disk",
+            test_durability_page_syncs_each_page_before_it_has_its_name_and_its_folder_after,
+            Replacement(Writer, "_write", "draft.sync()", "pass"),
+        ),
+        Fault(
+            "the name is not durable",
+            test_durability_page_syncs_each_page_before_it_has_its_name_and_its_folder_after,
+            Replacement(Writer, "_write", "page_file.sync_folder(item.place.folder)", "pass"),
+        ),
+        Fault(
+            "a batch syncs page by page",
+            test_durability_batch_syncs_all_pages_then_names_them_then_syncs_each_folder_once,
+            Replacement(Writer, "store", 'self._durability == "batch"', "False"),
+        ),
+        Fault(
+            "the clock of the file system orders pages",
+            test_pages_of_a_batch_are_ordered_whoever_writes_them,
+            Replacement(page_file, "write", "os.utime(fd, ns=(used, used))", "pass"),
+        ),
+        Fault(
+            "the living are swept",
+            test_another_openers_unfinished_pages_are_not_swept,
+            Replacement(member, "_unowned", "fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)", "pass"),
+        ),
+        Fault(
+            "the dead are not swept",
+            test_what_a_killed_process_left_is_counted_and_swept,
+            Replacement(Session, "__init__", "list(sweep(private))", "[]"),
+        ),
+        Fault(
+            "what a helper met is lost",
+            test_a_helper_that_meets_an_exception_goes_on,
+            Replacement(workers._Job, "do_one", "self.errors.append(error)", "pass"),
+        ),
+    )

@@ -5,10 +5,15 @@ import time
 
 import pytest
 
-from kvcache_conformance.storage_numbered import largest_page, numbered_key, numbers_there, store_numbered
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_conformance.storage_numbered import expect_stored, largest_page, numbered_key, numbers_there, store_numbered
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import IntegrityError
-from kvcache_storage_file import page_file, session, victims
+from kvcache_storage_file import ledger, page_file, session, victims
+from kvcache_storage_file.ledger import Ledger
+from kvcache_storage_file.room import Room
+from kvcache_storage_file.root import Root
+from kvcache_storage_file.victims import Victims
 
 NBYTES = 1000
 LIMIT = 10 * largest_page(NBYTES)
@@ -155,7 +160,7 @@ def test_a_victim_that_cannot_be_removed_stops_neither_others_nor_writes(root, m
         unlink(path, *args, **kwargs)
 
     monkeypatch.setattr(os, "unlink", refuse)
-    store_numbered(storage, range(100, 120), NBYTES)
+    expect_stored(storage, range(100, 120), NBYTES)
     left = numbers_there(storage, [*range(10), *range(100, 120)], NBYTES)
     assert left[0] == 0
     assert left[1:] == list(range(121 - len(left), 120))
@@ -249,3 +254,104 @@ def test_the_integrity_check_notices_a_count_that_is_too_low(root):
     root.file(3).write_bytes(b"x" * 5000)
     with pytest.raises(IntegrityError, match="counts"):
         storage.check_integrity()
+
+
+def test_a_claim_is_given_back_when_the_write_fails(root, monkeypatch):
+    storage = root.open(max_bytes=LIMIT)
+
+    def refuse(source, target):
+        raise OSError(5, "Input/output error", target)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "replace", refuse)
+        for number in range(20):
+            with pytest.raises(OSError, match="Input/output error"):
+                store_numbered(storage, [number], NBYTES)
+    storage.check_integrity()
+    expect_stored(storage, range(100, 110), NBYTES)
+    assert numbers_there(storage, range(100, 110), NBYTES) == list(range(100, 110))
+
+
+class TestPlantedFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "the newest goes first",
+            test_the_least_recently_written_goes_first,
+            Replacement(
+                Victims,
+                "_refill",
+                "sorted(page for page in seen if page.path not in self._set_aside)",
+                "sorted((page for page in seen if page.path not in self._set_aside), reverse=True)",
+            ),
+        ),
+        Fault(
+            "a page that was used meanwhile goes all the same",
+            test_a_page_that_was_used_since_it_was_chosen_is_passed_over,
+            Replacement(ledger, "_unlink", "used is not None and status.st_mtime_ns != used", "False"),
+        ),
+        Fault(
+            "reading does not keep",
+            test_a_page_that_is_read_stays,
+            Replacement(page_file, "read", "now - status.st_mtime_ns > TOUCH_NS", "False"),
+        ),
+        Fault(
+            "every read writes",
+            test_the_time_of_use_is_renewed_at_most_once_a_minute,
+            Replacement(page_file, "read", "now - status.st_mtime_ns > TOUCH_NS", "True"),
+        ),
+        Fault(
+            "asking keeps",
+            test_asking_whether_a_page_exists_keeps_nothing,
+            Replacement(page_file, "is_file", "return stat.S_ISREG(os.stat(path).st_mode)", "os.utime(path); return True"),
+        ),
+        Fault(
+            "the page to be written is not counted",
+            test_the_least_recently_written_goes_first,
+            Replacement(Ledger, "claim", "sum(counts) + claimed + nbytes - self._limit", "sum(counts) + claimed - self._limit"),
+        ),
+        Fault(
+            "a claim stays after a failure",
+            test_a_claim_is_given_back_when_the_write_fails,
+            Replacement(Ledger, "release", "if claim.epoch:", "if False:"),
+        ),
+        Fault(
+            "what is overwritten still counts",
+            test_overwriting_and_deleting_give_room_back,
+            Replacement(Ledger, "commit", "self._add(shard, -older)", "pass"),
+        ),
+        Fault(
+            "what is deleted still counts",
+            test_overwriting_and_deleting_give_room_back,
+            Replacement(Ledger, "remove", "self._add(shard, -freed)", "pass"),
+        ),
+        Fault(
+            "what was counted in another run is trusted",
+            test_pages_that_came_without_books_count,
+            Replacement(Ledger, "_join", "if alone:", "if alone and not os.fstat(self._fd).st_size:"),
+        ),
+        Fault(
+            "what nobody has counted is nothing",
+            test_until_all_is_counted_every_page_is_paid_for,
+            Replacement(Ledger, "claim", "nbytes - paid if _UNKNOWN in counts else", ""),
+        ),
+        Fault(
+            "a lower limit waits for a write",
+            test_a_lower_limit_holds_when_the_root_is_open,
+            Replacement(Room, "count", "excess := self._ledger.excess()", "excess := 0"),
+        ),
+        Fault(
+            "the search ends at a page that stays",
+            test_a_victim_that_cannot_be_removed_stops_neither_others_nor_writes,
+            Replacement(Room, "remove", "self._victims.set_aside(page)", "return freed"),
+        ),
+        Fault(
+            "a page that is too large empties the root",
+            test_a_page_above_the_limit_is_refused_and_removes_nothing,
+            Replacement(Root, "mend", "isinstance(error, NoRoomError)", "False"),
+        ),
+        Fault(
+            "the sample's youngest go as well",
+            test_a_large_root_is_sampled,
+            Replacement(Victims, "_refill", "candidates if looked == len(SHARDS) else", "candidates if True else"),
+        ),
+    )

@@ -8,12 +8,18 @@ import textwrap
 
 import pytest
 
-from kvcache_conformance.storage_numbered import largest_page, numbered_key, numbers_there, page_of, store_numbered
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_conformance.storage_numbered import expect_stored, largest_page, numbered_key, numbers_there, page_of, store_numbered
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
-from kvcache_storage_file import free_space
+from kvcache_storage_file import free_space, page_file
 from kvcache_storage_file.config import FileOptions
-from kvcache_storage_file.storage import make
+from kvcache_storage_file.draft import Draft
+from kvcache_storage_file.free_space import FreeSpace
+from kvcache_storage_file.room import Room
+from kvcache_storage_file.root import Root
+from kvcache_storage_file.session import Session
+from kvcache_storage_file.storage import LocalFileStorage, make
 
 NBYTES = 100_000
 MIB = 2**20
@@ -58,7 +64,7 @@ def test_a_full_disk_is_met_with_our_own_oldest_pages(small_disk, monkeypatch):
     root = small_disk(4 * MIB)
     storage = root.open()
     monkeypatch.setattr(free_space.FreeSpace, "free", lambda self: 10**12)
-    store_numbered(storage, range(100), NBYTES)
+    expect_stored(storage, range(100), NBYTES)
     left = numbers_there(storage, range(100), NBYTES)
     assert left == list(range(100 - len(left), 100))
     assert len(left) > 30
@@ -142,7 +148,7 @@ import os, sys
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_storage_file.config import FileOptions
-from kvcache_storage_file.storage import make
+from kvcache_storage_file.storage import LocalFileStorage, make
 
 root, pages = sys.argv[1:]
 def open_it(): return make(FileOptions(path=root, min_free_bytes=0), StorageScope("model", 16))
@@ -194,7 +200,7 @@ def test_a_root_that_is_removed_while_it_is_used_is_made_again(root):
     shutil.rmtree(root.path)
     assert numbers_there(storage, range(5), NBYTES) == []
     assert storage.exists([numbered_key(1)]) == [False]
-    store_numbered(storage, range(20), NBYTES)
+    expect_stored(storage, range(20), NBYTES)
     store_numbered(other, [100], NBYTES)
     left = numbers_there(storage, [*range(20), 100], NBYTES)
     assert left[-2:] == [19, 100]
@@ -210,7 +216,7 @@ def test_folders_that_are_removed_while_they_are_used_are_made_again(root):
     storage = root.open()
     store_numbered(storage, range(5), NBYTES)
     shutil.rmtree(root.path / "model")
-    store_numbered(storage, range(5), NBYTES)
+    expect_stored(storage, range(5), NBYTES)
     assert numbers_there(storage, range(5), NBYTES) == list(range(5))
     assert root.temporaries() == []
 
@@ -266,3 +272,74 @@ def test_a_bad_file_among_good_ones_is_absent_and_alone_it_is_an_error(root, bad
     with pytest.raises(OSError, match=r"not a regular file|Input/output error"):
         storage.get([numbered_key(1)])
     assert storage.exists([numbered_key(number) for number in range(3)]) == [True, bad != "folder", True]
+
+
+def test_a_bad_file_keeps_no_other_from_being_read(root):
+    storage = root.open()
+    store_numbered(storage, range(3), NBYTES)
+    root.file(1).unlink()
+    root.file(1).mkdir()
+    try:
+        assert numbers_there(storage, range(3), NBYTES) == [0, 2]
+    except OSError as error:
+        pytest.fail(f"one bad file failed the batch: {error}")
+
+
+class TestPlantedFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "a part of a page is a page",
+            test_a_part_of_a_page_that_fits_is_no_page,
+            Replacement(page_file, "write", "written < view.nbytes", "False"),
+        ),
+        Fault(
+            "what failed stays on the disk",
+            test_a_part_of_a_page_that_fits_is_no_page,
+            Replacement(Draft, "_give_up", "os.unlink(self._temporary)", "pass"),
+        ),
+        Fault(
+            "free space stays claimed after a failure",
+            test_a_part_of_a_page_that_fits_is_no_page,
+            Replacement(Room, "release", "self._space.release(claim.nbytes)", "pass"),
+        ),
+        Fault(
+            "a full disk stays full",
+            test_a_full_disk_is_met_with_our_own_oldest_pages,
+            Replacement(Root, "mend", "session.room.remove(2 * nbytes) > 0", "False"),
+        ),
+        Fault(
+            "the floor is not looked at",
+            test_the_floor_under_the_free_space_holds,
+            Replacement(FreeSpace, "_lacking", "max(0, nbytes + self._spent - self._room)", "0"),
+        ),
+        Fault(
+            "the free space is asked for once",
+            test_the_floor_under_the_free_space_holds,
+            Replacement(FreeSpace, "_lacking", "now - self._measured > _MEASURE_AGAIN or", "self._measured < 0 or False and"),
+        ),
+        Fault(
+            "the cache makes up for others at once",
+            test_what_others_put_on_the_disk_is_made_up_for_little_by_little,
+            Replacement(Room, "_claim_space", "min(lacking, 2 * nbytes)", "lacking"),
+        ),
+        Fault(
+            "the floor is never reached again",
+            test_what_others_put_on_the_disk_is_made_up_for_little_by_little,
+            Replacement(Room, "_claim_space", "min(lacking, 2 * nbytes)", "min(lacking, nbytes)"),
+        ),
+        Fault(
+            "a root that was removed stays away",
+            test_a_root_that_is_removed_while_it_is_used_is_made_again,
+            Replacement(Root, "mend", "error.errno not in _GONE", "True"),
+        ),
+        Fault(
+            "any disk will do",
+            test_nothing_is_written_below_a_mount_point_whose_disk_has_gone,
+            Replacement(Session, "__init__", "device is not None and self.device != device", "False"),
+        ),
+        Fault(
+            "one bad file fails the batch",
+            test_a_bad_file_keeps_no_other_from_being_read,
+            Replacement(LocalFileStorage, "get", "if all(value is None for value in values):", "if True:"),
+        ),
+    )

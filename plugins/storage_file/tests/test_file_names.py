@@ -1,15 +1,18 @@
 """Names from outside never become paths (FAULTS K6), and what the store does not know it leaves alone (S7)."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
 from hypothesis import example, given
 from hypothesis import strategies as st
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import numbered_key, store_numbered
 from kvcache_core.contracts.storage import StorageScope
-from kvcache_storage_file.layout import Layout, folder_name, is_hashed, model_id_of
+from kvcache_storage_file import layout, pages
+from kvcache_storage_file.layout import Layout, is_hashed, model_id_of
 
 HOSTILE = [
     "",
@@ -36,7 +39,7 @@ NAMES = st.one_of(st.sampled_from(HOSTILE), st.text(), st.text(alphabet="ab./%-\
 @given(NAMES)
 @example("\ud800")
 def test_a_model_id_becomes_one_safe_folder_name(model_id):
-    name = folder_name(model_id)
+    name = layout.folder_name(model_id)
     assert 0 < len(os.fsencode(name)) <= 255
     assert os.sep not in name
     assert "\0" not in name
@@ -49,13 +52,13 @@ def test_a_model_id_becomes_one_safe_folder_name(model_id):
 @example("x" * 300, "x" * 299)
 @example("", "%-")
 def test_two_model_ids_have_two_folders(one, other):
-    assert (folder_name(one) == folder_name(other)) == (one == other)
+    assert (layout.folder_name(one) == layout.folder_name(other)) == (one == other)
 
 
 def test_plain_model_ids_are_their_own_folders():
     for plain in ("SmolLM2-135M-Instruct", "Qwen3_0.6B", "a.b"):
-        assert folder_name(plain) == plain
-    assert folder_name("Qwen/Qwen3-0.6B") == "Qwen%2FQwen3-0.6B"
+        assert layout.folder_name(plain) == plain
+    assert layout.folder_name("Qwen/Qwen3-0.6B") == "Qwen%2FQwen3-0.6B"
 
 
 @pytest.mark.parametrize("model_id", [*HOSTILE, "plain"])
@@ -120,10 +123,11 @@ def strange_files(root) -> list[Path]:
         os.utime(path, (1, 1))
     outside = root.path.parent / "outside"
     outside.mkdir()
-    (outside / f"{key}.npy").write_bytes(b"behind a link")
-    os.utime(outside / f"{key}.npy", (1, 1))
+    linked = outside / f"ee{key[2:]}.npy"
+    linked.write_bytes(b"behind a link" * 100)
+    os.utime(linked, (1, 1))
     (root.path / "model" / "16" / "ee").symlink_to(outside)
-    return [*names, outside / f"{key}.npy"]
+    return [*names, linked]
 
 
 def test_only_pages_are_evicted_scanned_and_deleted(root):
@@ -135,5 +139,46 @@ def test_only_pages_are_evicted_scanned_and_deleted(root):
     assert {page.key for page in storage.scan()} <= {numbered_key(number) for number in range(20)}
     storage.delete([numbered_key(number) for number in range(20)])
     assert list(storage.scan()) == []
-    for path in strange:
-        assert path.stat().st_size, path
+    assert [path for path in strange if not path.exists()] == []
+
+
+def unsafe(pattern: bytes):
+    return lambda monkeypatch: monkeypatch.setattr(layout, "_UNSAFE", re.compile(pattern))
+
+
+class TestPlantedFaults(PlantedFaultTests):
+    faults = (
+        Fault("percent signs stay", test_two_model_ids_have_two_folders, unsafe(rb"[^A-Za-z0-9._%-]|^\.")),
+        Fault("dots stay in front", test_a_model_id_becomes_one_safe_folder_name, unsafe(rb"[^A-Za-z0-9._-]")),
+        Fault("separators stay", test_a_model_id_becomes_one_safe_folder_name, unsafe(rb"[^A-Za-z0-9._/-]|^\.")),
+        Fault(
+            "long names are cut",
+            test_two_model_ids_have_two_folders,
+            Replacement(layout, "folder_name", "{hashlib.sha256(raw).hexdigest()}", ""),
+        ),
+        Fault(
+            "any .npy is a page",
+            test_only_pages_are_evicted_scanned_and_deleted,
+            Replacement(layout, "is_page", "_FILE.fullmatch(name) is not None", 'name.endswith(".npy")'),
+        ),
+        Fault(
+            "a page of another shard is a page",
+            test_only_pages_are_evicted_scanned_and_deleted,
+            Replacement(layout, "is_page", "name.startswith(shard)", "True"),
+        ),
+        Fault(
+            "any number is a page size",
+            test_only_pages_are_evicted_scanned_and_deleted,
+            Replacement(layout, "is_page_size", "_PAGE_SIZE.fullmatch(name) is not None", "name.isdigit()"),
+        ),
+        Fault(
+            "links are followed",
+            test_only_pages_are_evicted_scanned_and_deleted,
+            Replacement(pages, "pages_in", "os.stat(folder, follow_symlinks=False)", "os.stat(folder)"),
+        ),
+        Fault(
+            "hidden folders are models",
+            test_only_pages_are_evicted_scanned_and_deleted,
+            Replacement(pages, "scopes", 'model.name.startswith(".")', "False"),
+        ),
+    )

@@ -4,6 +4,7 @@ Whatever is not exactly where and how `Layout` writes it belongs to somebody els
 """
 
 import os
+import stat
 from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
@@ -42,9 +43,12 @@ def scopes(root: str) -> Iterator[Scope]:
 def pages_in(scope: Scope, shard: str) -> Iterator[Page]:
     """The pages of one shard of a scope. Those that vanish meanwhile are left out."""
     number = int(shard, 16)
+    folder = f"{scope.path}/{shard}"
     try:
-        entries = os.scandir(f"{scope.path}/{shard}")
-    except (FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISDIR(os.stat(folder, follow_symlinks=False).st_mode):  # noqa: PTH116 - see Layout
+            return
+        entries = os.scandir(folder)
+    except FileNotFoundError:
         return
     with entries:
         for entry in entries:
