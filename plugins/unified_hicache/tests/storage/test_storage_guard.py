@@ -1,6 +1,8 @@
 """What the guard does while the backend behaves: batches, order, threads, bytes in flight, what it counts and tells."""
 
+import sys
 import threading
+import weakref
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
@@ -146,6 +148,32 @@ def test_memory_of_a_batch_goes_with_it(guarded):
     world.guard.store(world.keys(range(12)), world.frame.file_bytes, make, world.answers.append)
     assert world.settle() == [[True] * 12]
     assert held == [0, 4, 8]
+
+
+def test_nothing_of_a_page_is_kept_afterwards(guarded):
+    """Neither by an operation that has ended nor by a thread that waits: one batch a worker would be a lot of memory."""
+    world = guarded(workers=1)
+    world.hold([1])
+    value = world.backend.pages[world.key(1)]
+    references = sys.getrefcount(value)
+    assert world.fetch([1]) == [world.payload(1)]
+    world.exists([1])  # the worker has gone on
+    assert sys.getrefcount(value) == references
+
+    class Source:
+        def pages(self):
+            return [world.value(2)]
+
+    source = Source()
+    kept = weakref.ref(source)
+    held = []
+    world.backend.tricks["set"] = lambda honest, keys: held.append(kept()) or honest()
+    make = source.pages
+    del source
+    assert world.guard.store([world.key(2)], world.frame.file_bytes, make, world.answers.append)
+    del make
+    assert world.settle() == [[True]]
+    assert held == [None]
 
 
 def test_an_answer_may_ask_for_more(guarded):

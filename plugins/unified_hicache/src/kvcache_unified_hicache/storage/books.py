@@ -20,6 +20,7 @@ class Books:
         self._counters.misses[reason] += n
 
     def moved(self, direction: Literal["store", "fetch"], nbytes: int, seconds: float) -> None:
+        """`seconds`: that one call took. Calls run side by side, so their seconds add up to more than the clock's."""
         self._counters.bytes_moved[direction] += nbytes
         # A Counter of floats: the contract keeps both directions and units in one kind of table.
         self._counters.seconds_moving[direction] += seconds  # pyright: ignore[reportArgumentType]

@@ -26,11 +26,11 @@ class StoreOperation(Operation):
         self.starts = range(0, len(keys), batch)
         super().__init__(nbytes_each * len(keys), 1 + len(self.starts))
         self.taken = [False] * len(keys)
-        self._make = make
+        self._first = _Make(self, make)
         self._on_done = on_done
 
     def begin(self) -> Sequence[Job]:
-        return (_Make(self, self._make),)
+        return (self._first,)
 
     def batches(self, values: Sequence[Value]) -> Sequence[Job]:
         """One job for each batch; it alone keeps its values, so that their memory goes when it ends."""
@@ -46,10 +46,13 @@ class _Make(OperationJob):
     def __init__(self, operation: StoreOperation, make: Callable[[], Sequence[Value]]) -> None:
         super().__init__(operation)
         self._store = operation
-        self._make = make
+        self._make: Callable[[], Sequence[Value]] | None = make
 
     def work(self) -> Sequence[Job]:
-        values = self._make()
+        # What it captured (pages in the host pool) is let go once they are values.
+        make, self._make = self._make, None
+        assert make is not None
+        values = make()
         if len(values) != len(self._store.keys):
             raise ValueError(f"{len(values)} values were made for {len(self._store.keys)} keys")
         return self._store.batches(values)

@@ -152,15 +152,9 @@ class Workers:
 
     def _serve(self) -> None:
         me = threading.current_thread()
-        while (job := self._next(me)) is not None:
-            begun = time.perf_counter()
-            try:
-                value, error = job.work(), None
-            except BaseException as raised:  # foreign code: even SystemExit must not end this thread
-                value, error = None, raised
-            outcome = Outcome(value, error, time.perf_counter() - begun)
-            if not self._returned(me, job, outcome):
-                return
+        while (job := self._next(me)) is not None and self._returned(me, job, _done(job)):
+            # Not to be kept while this thread waits for the next: it may hold pages.
+            del job
 
     def _next(self, me: threading.Thread) -> Job | None:
         with self._lock:
@@ -207,3 +201,12 @@ class Workers:
         self._work.notify(len(following))
         self._settled.append((job, outcome))
         self._end.notify_all()
+
+
+def _done(job: Job) -> Outcome:
+    begun = time.perf_counter()
+    try:
+        value, error = job.work(), None
+    except BaseException as raised:  # foreign code: even SystemExit must not end this thread
+        value, error = None, raised
+    return Outcome(value, error, time.perf_counter() - begun)
