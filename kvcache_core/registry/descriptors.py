@@ -84,8 +84,8 @@ class StorageBackendDescriptor:
     """Validates what stands beside `kind`. It may not have a field `kind`."""
     capabilities: frozenset[str] = frozenset()
     """The optional parts of the conformance kit that the backend passes. `persistent`: pages survive closing and opening again,
-    also in another process. `shared`: openers at once, also in several processes, see each other's pages. `scan`: `scan` names every
-    page. `capacity`: its option `max_bytes` bounds the bytes that are kept; what was used least recently goes first."""
+    also in another process. `shared`: openers at once, also in several processes, see each other's pages. `scan`: `scan` names
+    every page. `capacity`: its option `max_bytes` bounds the bytes that are kept; what was used least recently goes first."""
     flags: tuple[tuple[str, str], ...] = ()
     """Command-line flags for single options: pairs such as ("path", "--hicache-storage-path"). Backends may share a flag."""
 
