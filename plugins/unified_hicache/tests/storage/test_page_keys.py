@@ -209,4 +209,11 @@ class TestFaultsOfKeys(PlantedFaultTests):
             lambda: test_another_process_has_the_same_keys("1"),
             Replacement(PageKeys, "root", "frame(*self._identity,", "frame(str(hash('salt')).encode(), *self._identity,"),
         ),
+        Fault(
+            "names in keys",
+            test_a_key_is_64_hex_digits_and_nothing_from_outside,
+            Replacement(
+                page_keys, "storage_keys", "keys.append(sha.hexdigest())", "keys.append(identity.decode('latin-1')[-8:])"
+            ),
+        ),
     )

@@ -136,7 +136,7 @@ class StorageGuard:
 
     def poll(self) -> int:
         """Take what has ended and call the `on_done` of requests that are complete; returns how many were."""
-        if self._closed:
+        if self._closed or self._calm:
             return 0
         complete = self._take()
         self._workers.replace_lost()
@@ -187,6 +187,11 @@ class StorageGuard:
         self._in_flight += operation.nbytes
         self._workers.submit(operation.begin())
         return True
+
+    @property
+    def _calm(self) -> bool:
+        """Nothing is under way, and no probe is due: the usual step of an engine that hits in memory."""
+        return not self._operations and not self._settled and all(breaker.closed for breaker in self._breakers.values())
 
     def _take(self) -> int:
         """Account for what has ended; returns how many requests are complete."""
