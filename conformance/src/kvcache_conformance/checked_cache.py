@@ -10,12 +10,12 @@ from typing import final
 
 import numpy as np
 
-from kvcache_conformance.checks import check_account, check_content, check_destinations, check_offer, copies_of, ends_of
+from kvcache_conformance.checks import check_account, check_content, check_offer, copies_of, ends_of
 from kvcache_conformance.claims import Held, Match, require
+from kvcache_conformance.freed_pages import FreedPages
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.lru_simulator import LruSimulator
 from kvcache_conformance.page_content import page_content
-from kvcache_conformance.pool_model import Journal
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
 from kvcache_conformance.tier_ledger import TierLedger
 from kvcache_core.contracts.cache import BasePrefixCache
@@ -52,7 +52,12 @@ class CheckedCache:
         only_closed = all(geometry.prefix_closed for geometry in host.geometries.values())
         self._simulator = LruSimulator(host.page_size) if lru and reuses_prefixes and only_closed else None
         self._ledger = ledger
-        self.losses = 0
+        self._freed = FreedPages(host, self.model, ledger)
+
+    @property
+    def losses(self) -> int:
+        """How many calls lost data: a match that is older than the last may be stale."""
+        return self._freed.losses
 
     # what a host does without the cache
 
@@ -173,7 +178,7 @@ class CheckedCache:
                 self.model.put(name, extra_key, tokens[: offered[index] * TOKEN_BYTES], index)
         if self._ledger is not None:
             self._ledger.note_started(self.model)
-            self.losses += self._ledger.observe("insert", self.model)
+            self._freed.losses += self._ledger.observe("insert", self.model)
         if self._simulator is not None:
             self._simulator.use(extra_key, tokens, result.length)
         return result
@@ -250,38 +255,12 @@ class CheckedCache:
         require(size.protected == locked if exact else size.protected >= locked, f"locks cover {locked}, the size {about}")
 
     def learn(self, call: str, locked: Mapping[str, set[int]], *, forgets: bool = False) -> dict[str, list[PageKey]]:
-        """After a call that may free: the pages the cache lost, by component. `locked`: what it could not take."""
-        journals = self._journals()
-        freed = {name: set(journal.freed) for name, journal in journals.items()}
-        coming = self._coming(call, journals)
-        gone: dict[str, list[PageKey]] = {}
-        for name, journal in journals.items():
-            given_back = [index for index in journal.taken if index not in self.model.resident(name)]
-            owned = [index for index in dict.fromkeys(journal.freed) if index not in coming[name] and index not in given_back]
-            for index in owned:
-                mine = index in self.model.resident(name)
-                require(mine, f"{call} freed page {index} of {name!r}, which the cache does not own")
-                require(index not in locked[name], f"{call} freed page {index} of {name!r}, which is locked")
-            gone[name] = [self.model.drop(name, index) for index in owned]
-        self.losses += any(gone.values())
-        if self._ledger is not None:
-            self._ledger.land(self.model, freed, self.waiting)
-            self.losses += self._ledger.observe(call, self.model, forgets=forgets)
-        return gone
+        """`FreedPages.learn`."""
+        return self._freed.learn(call, locked, self.waiting, forgets=forgets)
 
     def forget_journals(self) -> None:
         """Before a call that `learn` is asked about afterwards."""
-        self._journals()
-
-    def _coming(self, call: str, journals: Mapping[str, Journal]) -> dict[str, set[int]]:
-        """Destinations of loads, which a call may take and give back without the cache ever having them."""
-        ledger = self._ledger
-        if ledger is None:
-            require(not any(journal.taken for journal in journals.values()), f"{call} allocated")
-            return {name: set() for name in journals}
-        ended = ledger.ended_loads()
-        check_destinations(call, ledger.note_started(self.model), journals)
-        return ended
+        self._freed.forget()
 
     def _in_flight(self, component: str) -> Mapping[int, PageKey]:
         return {} if self._ledger is None else self._ledger.in_flight(component)
@@ -289,8 +268,5 @@ class CheckedCache:
     def _sizes(self) -> list[tuple[int, ...]]:
         return [tuple(self.cache.size(name)) for name in self.host.geometries]
 
-    def _journals(self) -> dict[str, Journal]:
-        return {name: allocator.journal() for name, allocator in self.host.allocators.items()}
-
     def _moved(self) -> bool:
-        return any(journal.taken or journal.freed for journal in self._journals().values())
+        return self._freed.moved()
