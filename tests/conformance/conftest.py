@@ -78,7 +78,7 @@ class NoBackend(HiCacheStorage):
             self.pages.pop(key, None)
 
 
-def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadixCache, **changes):
+def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadixCache, backend=None, **changes):
     """The cache, with bare geometries instead of the components' packages; `changes` of what it depends on."""
     deps = replace(host.deps(), components=dict.fromkeys(host.geometries, make_geometry), **changes)
     if script is not None:
@@ -87,7 +87,7 @@ def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadix
     if storage is None:
         return cache_type(config, deps)
     assert script is not None
-    deps = replace(deps, storage=lambda options, scope: NoBackend())
+    deps = replace(deps, storage=backend or (lambda options, scope: NoBackend()))
     page_bytes = ScriptedPageBytes(script, storage, list(host.geometries))
     return cache_type(config, deps, open_guard=storage.open_guard, page_bytes=page_bytes)
 
