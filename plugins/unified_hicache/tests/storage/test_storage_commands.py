@@ -3,6 +3,8 @@
 import hashlib
 import json
 import os
+import subprocess
+import sys
 import time
 from typing import Any, cast
 
@@ -342,6 +344,21 @@ def test_a_mistake_in_the_configuration_is_shown_with_its_place(store, kvcache):
     status, _, err = kvcache("inspect")
     assert status == 2
     assert f"{store.config}:2:" in err and "did you mean" in err
+
+
+IMPORTS = """
+import pkgutil, sys
+import kvcache_unified_hicache.storage as storage
+for module in pkgutil.walk_packages(storage.__path__, storage.__name__ + "."):
+    __import__(module.name)
+print(len([name for name in sys.modules if name.startswith(storage.__name__)]) > 15, "jax" in sys.modules, "ml_dtypes" in sys.modules)
+"""
+
+
+def test_no_module_of_storage_imports_jax():
+    """A command answers without waiting for it."""
+    run = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True, timeout=120)
+    assert run.stdout.split() == ["True", "False", "False"]
 
 
 def test_the_group_alone_shows_its_commands(capsys):

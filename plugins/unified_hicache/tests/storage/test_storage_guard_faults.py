@@ -281,6 +281,7 @@ def test_hanging_threads_are_replaced_up_to_a_bound(guarded, threads):
     assert len(threads()) == 5
     assert not world.start_exists([1])
     assert not world.start_store([1])
+    assert world.counters.storage_state == "open: read: OverdueError: no answer within 5 s"
     world.backend.tricks.clear()
     world.backend.released.set()
     while not world.start_exists([1]):

@@ -98,7 +98,10 @@ class StorageGuard:
     def state(self) -> GuardState:
         """The worse one of reading and writing; where both are the same, the one with the later error to tell of."""
         states = [breaker.state for breaker in self._breakers.values()]
-        return max(states, key=lambda state: (list(Word).index(state.word), state.last_error != "", state.since))
+        worst = max(states, key=lambda state: (list(Word).index(state.word), state.last_error != "", state.since))
+        if not self._closed and not self._workers.alive:
+            return worst._replace(word=Word.OPEN, last_error=worst.last_error or f"{self.stuck} calls hang")
+        return worst
 
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool:
         """Whether each page is there; False for those whose call failed."""
