@@ -114,6 +114,15 @@ def test_a_ratio_that_cannot_be_served_takes_nothing_from_the_others(config, cap
         assert f"ratio {ratio} could not be served: " in printed.err
 
 
+def test_a_sweep_in_front_of_a_storage(config):
+    out = config.parent / "sweep.json"
+    flags = ["--hicache-storage", "file", "--hicache-storage-path", "store", "--set", "hicache.prefetch_threshold=16"]
+    assert main(["sweep", str(config), "--ratios", "1,4", "--json", str(out), *flags]) == 0
+    points = json.loads(out.read_text(encoding="utf-8"))["points"]
+    assert all(point["hit_rates"]["storage"] > 0 for point in points)  # from the warm-up
+    assert all(point["movements"]["fetch"]["bytes"] > 0 for point in points)
+
+
 def test_what_no_ratio_changes_is_found_before_the_model_is_loaded(config, capsys):
     assert main(["sweep", str(config), "--cache-type", "radix_cache", "--ratios", "0,1"]) == 2
     printed = capsys.readouterr()
