@@ -351,7 +351,8 @@ import pkgutil, sys
 import kvcache_unified_hicache.storage as storage
 for module in pkgutil.walk_packages(storage.__path__, storage.__name__ + "."):
     __import__(module.name)
-print(len([name for name in sys.modules if name.startswith(storage.__name__)]) > 15, "jax" in sys.modules, "ml_dtypes" in sys.modules)
+found = [name for name in sys.modules if name.startswith(storage.__name__)]
+print(len(found) > 15, "jax" in sys.modules, "ml_dtypes" in sys.modules)
 """
 
 
