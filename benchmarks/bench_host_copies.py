@@ -25,8 +25,8 @@ from typing import Any
 import jax
 import numpy as np
 
+from kvcache_engine.freed_memory import keep_freed_memory
 from kvcache_engine.pools.paged_kv_pool import PagedKVPool
-from kvcache_unified_hicache.host_memory import keep_freed_memory
 from kvcache_unified_hicache.host_pool.base import HostKVPool
 from kvcache_unified_hicache.host_pool.captured import CapturedPages
 from kvcache_unified_hicache.host_pool.page_layout import PageLayout, PageSource

@@ -4,8 +4,6 @@ The machine's free memory is not the answer in a container: a cgroup ends the pr
 its allocations. All of them are asked and the least counts. It knows no pools: sizes are numbers of bytes.
 """
 
-import ctypes
-import platform
 import resource
 from collections.abc import Sequence
 from pathlib import Path
@@ -15,10 +13,6 @@ from kvcache_core.errors import ConfigError
 
 GIB: Final = 1 << 30
 _UNLIMITED: Final = 1 << 60  # cgroup v1 writes "no limit" as the largest multiple of a page below 2**63
-
-# From glibc's malloc.h. Its largest threshold: what is bigger is mapped, and unmapped, on its own.
-_M_MMAP_THRESHOLD: Final = (-3, 32 << 20)
-_M_TRIM_THRESHOLD: Final = (-1, (1 << 31) - 1)
 
 
 class MemoryRoom(NamedTuple):
@@ -57,19 +51,6 @@ def require_host_memory(need: int, setting: Sequence[str], rooms: Sequence[Memor
         f"lower {'.'.join(setting)}, or raise that limit",
         path=tuple(setting),
     )
-
-
-def keep_freed_memory() -> bool:
-    """Ask the C library to keep the memory of freed arrays instead of giving it back to the system; whether it will.
-
-    Copies between the tiers allocate and free the same few sizes for ever, and what comes back from the system has to be cleared
-    and mapped again: gathers of 64 pages of 720 KiB took 30 ms instead of 9 ms. This holds for the whole process, so only the
-    program that owns it may decide; nothing here calls it. Only glibc knows the request.
-    """
-    if platform.libc_ver()[0] != "glibc":
-        return False
-    mallopt = ctypes.CDLL(None).mallopt
-    return all(mallopt(parameter, value) == 1 for parameter, value in (_M_MMAP_THRESHOLD, _M_TRIM_THRESHOLD))
 
 
 def _of_machine(root: Path) -> list[MemoryRoom]:

@@ -1,9 +1,6 @@
 """Limits as the kernel writes them, in a folder of its own, and the error of a pool that does not fit."""
 
-import platform
 import resource
-import subprocess
-import sys
 
 import pytest
 
@@ -122,32 +119,3 @@ def test_what_does_not_fit_names_limit_need_and_setting():
         "the host pools need 3.50 GiB, but the cgroup's memory limit (x) leaves 3.00 GiB of 4.00 GiB; "
         "lower hicache.host_bytes, or raise that limit"
     )
-
-
-FAULTS_OF_THE_LAST_ROUND = """
-import resource, sys
-import numpy as np
-from kvcache_unified_hicache.host_memory import keep_freed_memory
-
-if sys.argv[1] == "keep":
-    assert keep_freed_memory()
-for _ in range(4):
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
-    arrays = [np.ones(768 << 10, np.uint8) for _ in range(40)]
-    faults = resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before
-    del arrays
-print(faults)
-"""
-
-
-@pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="only glibc knows the request")
-def test_freed_memory_is_kept():
-    """In a process of its own: the request cannot be taken back."""
-
-    def faults(how):
-        command = [sys.executable, "-c", FAULTS_OF_THE_LAST_ROUND, how]
-        return int(subprocess.run(command, capture_output=True, check=True, text=True).stdout)
-
-    given_back = faults("give back")
-    assert given_back > 1000
-    assert faults("keep") < given_back / 10
