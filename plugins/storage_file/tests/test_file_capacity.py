@@ -1,6 +1,7 @@
 """What is kept and what goes: the limit, the order, and how it is counted (FAULTS S5, S6)."""
 
 import os
+import threading
 import time
 
 import pytest
@@ -13,6 +14,7 @@ from kvcache_storage_file import ledger, page_file, session, victims
 from kvcache_storage_file.ledger import Ledger
 from kvcache_storage_file.room import Room
 from kvcache_storage_file.root import Root
+from kvcache_storage_file.shared_lock import SharedLock
 from kvcache_storage_file.victims import Victims
 
 NBYTES = 1000
@@ -272,8 +274,43 @@ def test_a_claim_is_given_back_when_the_write_fails(root, monkeypatch):
     assert numbers_there(storage, range(100, 110), NBYTES) == list(range(100, 110))
 
 
+def test_two_openers_never_keep_books_at_the_same_time(root, monkeypatch):
+    """FAULTS S8 in one process: each opener has locks of its own, as processes have. While one reads the books to change them,
+    the other has to wait.
+    """
+    storages = [root.open(max_bytes=LIMIT) for _ in range(2)]
+    read = Ledger._read
+    reading, most = 0, 0
+
+    def slow(ledger):
+        nonlocal reading, most
+        reading += 1
+        most = max(most, reading)
+        meeting.wait(0.001)  # long enough for the other to come in, if it may
+        reading -= 1
+        return read(ledger)
+
+    meeting = threading.Event()
+    runs = [threading.Thread(target=store_numbered, args=(storages[at], range(at, 30, 2), NBYTES)) for at in range(2)]
+    with monkeypatch.context() as patch:
+        patch.setattr(Ledger, "_read", slow)
+        for run in runs:
+            run.start()
+        for run in runs:
+            run.join()
+    assert most == 1
+    _, _, claimed, *counts = storages[0]._opened._session.ledger._read()
+    assert claimed == 0
+    assert sum(counts) == root.bytes() <= LIMIT
+
+
 class TestPlantedFaults(PlantedFaultTests):
     faults = (
+        Fault(
+            "openers do not wait for each other",
+            test_two_openers_never_keep_books_at_the_same_time,
+            Replacement(SharedLock, "__enter__", "fcntl.flock(self._fd, fcntl.LOCK_EX)", "pass"),
+        ),
         Fault(
             "the newest goes first",
             test_the_least_recently_written_goes_first,
