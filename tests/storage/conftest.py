@@ -1,6 +1,7 @@
 """A host whose device memory is numpy and whose host memory is real, with files below it: every page is known by value."""
 
 from dataclasses import dataclass, field, replace
+from time import monotonic
 
 import jax
 import jax.numpy as jnp
@@ -118,6 +119,13 @@ class Store:
         self.turn()
         self.cache.check_integrity({"full": np.empty(0, np.int32)})
         return Served(len(ids) - start, span)
+
+    def settle(self):
+        """Until no copy between the tiers is on its way."""
+        until = monotonic() + NO_WAIT
+        while self.cache.size("full", "host").in_flight or self.cache.size("full").in_flight:
+            assert monotonic() < until
+            self.turn()
 
     def turn(self):
         self.host.idle()

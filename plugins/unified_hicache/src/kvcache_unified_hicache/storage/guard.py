@@ -74,6 +74,7 @@ class StorageGuard:
             side: Breaker(settings.failures_to_open, settings.retry_after, clock) for side in ("read", "write")
         }
         self._operations: set[Operation] = set()
+        self._removals: dict[Operation, Operation] = {}  # of bad pages, with the fetch that found them
         self._settled: deque[tuple[Job, Outcome]] = deque()
         self._in_flight = 0
         self._closed = False
@@ -164,6 +165,7 @@ class StorageGuard:
             return
         self._closed = True
         self._operations.clear()
+        self._removals.clear()
         self._settled.clear()
         self._in_flight = 0
         end = time.monotonic() + timeout
@@ -211,15 +213,24 @@ class StorageGuard:
         """Whether its operation is complete, and delivered."""
         bad = job.account(outcome, self._books)
         if bad and self._breakers["write"].closed:
-            self._begin(DeleteOperation(self._backend, bad))
+            removal = DeleteOperation(self._backend, bad)
+            self._removals[removal] = job.operation
+            self._begin(removal)
         if job.side is not None and not isinstance(outcome.error, NotCalledError):
             self._judge(job.side, outcome.error)
-        operation = job.operation
-        if not operation.ended:
+        return self._finish(job.operation)
+
+    def _finish(self, operation: Operation) -> bool:
+        """Deliver it, once it has ended and what it found bad is removed: who hears of a miss may write the page anew, and
+        a late removal would take that page."""
+        if not operation.ended or operation in self._removals.values():
             return False
         self._operations.discard(operation)
         self._in_flight -= operation.nbytes
         operation.deliver()
+        waiting = self._removals.pop(operation, None)
+        if waiting is not None:
+            self._finish(waiting)
         return True
 
     def _judge(self, side: Side, error: BaseException | None) -> None:
