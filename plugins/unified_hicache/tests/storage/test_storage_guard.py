@@ -8,6 +8,7 @@ from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
 from kvcache_unified_hicache.storage.guard import StorageGuard
 from kvcache_unified_hicache.storage.store_operation import StoreOperation
+from kvcache_unified_hicache.storage.workers import Workers
 
 
 def test_pages_come_back_in_order_from_several_batches(guarded):
@@ -206,6 +207,38 @@ def test_an_answer_that_raises_does_not_keep_the_others(guarded):
     assert world.settle() == ["failed", "seen", [False]]
 
 
+def test_what_a_request_waits_for_goes_before_writes(guarded):
+    """Many writes may be queued; somebody waits for the read."""
+    world = guarded(workers=1)
+    world.hold([9])
+    world.backend.tricks["set"] = world.backend.hang
+    for number in range(3):
+        assert world.start_store([number])
+    world.backend.wait_until_hanging()
+    assert world.start_fetch([9])
+    assert world.start_exists([9])
+    world.backend.released.set()
+    world.settle()
+    assert [name for name, _ in world.backend.calls] == ["set", "get", "exists", "set", "set"]
+
+
+def test_slow_writes_leave_a_thread_to_readers(guarded):
+    world = guarded(workers=3)
+    world.hold([9])
+    world.backend.tricks["set"] = world.backend.hang
+    for number in range(5):
+        assert world.start_store([number])
+    world.backend.wait_until_hanging(2)
+    assert world.start_fetch([9])
+    while not world.answers:
+        world.guard.wait(60)
+        world.guard.poll()
+    assert world.answers == [[world.payload(9)]]
+    assert len(world.backend.called("set")) == 2
+    world.backend.released.set()
+    assert len(world.settle()) == 6
+
+
 def test_wait_returns_at_once_while_nothing_is_to_come(guarded):
     world = guarded()
     world.guard.wait(float("inf"))
@@ -263,12 +296,17 @@ class TestFaultsOfTheGuard(PlantedFaultTests):
         Fault(
             "bytes never given back",
             test_bytes_in_flight_are_bounded,
-            Replacement(StorageGuard, "_account", "self._in_flight -= operation.nbytes", "pass"),
+            Replacement(StorageGuard, "_finish", "self._in_flight -= operation.nbytes", "pass"),
         ),
         Fault(
             "larger than the bound is refused for ever",
             test_a_request_larger_than_the_bound_goes_alone,
             Replacement(StorageGuard, "_admit", "self._in_flight == 0 or", ""),
+        ),
+        Fault(
+            "reads wait for their turn",
+            test_what_a_request_waits_for_goes_before_writes,
+            Replacement(Workers, "submit", "self._urgent if job.urgent else self._waiting", "self._waiting"),
         ),
         Fault(
             "values of all batches kept",

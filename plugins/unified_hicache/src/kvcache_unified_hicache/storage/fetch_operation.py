@@ -61,6 +61,7 @@ class FetchOperation(Operation, Generic[T]):
 @final
 class _Get(OperationJob):
     side = "read"
+    urgent = True
 
     def __init__(self, operation: FetchOperation[Any], start: int, keys: Sequence[str]) -> None:
         super().__init__(operation)
@@ -100,6 +101,8 @@ class _Get(OperationJob):
 
 @final
 class _Then(OperationJob):
+    urgent = True
+
     def __init__(
         self,
         operation: FetchOperation[T],

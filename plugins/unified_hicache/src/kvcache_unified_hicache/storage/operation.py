@@ -70,6 +70,7 @@ class ExistsOperation(Operation):
 @final
 class _Exists(OperationJob):
     side = "read"
+    urgent = True
 
     def __init__(self, operation: ExistsOperation, backend: HiCacheStorage, start: int, keys: Sequence[str]) -> None:
         super().__init__(operation)
@@ -111,6 +112,7 @@ class DeleteOperation(Operation):
 @final
 class _Delete(OperationJob):
     side = "write"
+    urgent = True  # the fetch that found them waits for it
 
     def __init__(self, operation: Operation, backend: HiCacheStorage, keys: Sequence[str]) -> None:
         super().__init__(operation)

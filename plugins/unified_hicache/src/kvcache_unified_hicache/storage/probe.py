@@ -34,6 +34,7 @@ class ProbeOperation(Operation):
 @final
 class _ReadProbe(OperationJob):
     side = "read"
+    urgent = True
 
     def __init__(self, operation: Operation, backend: HiCacheStorage) -> None:
         super().__init__(operation)

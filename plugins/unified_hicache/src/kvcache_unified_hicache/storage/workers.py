@@ -10,6 +10,7 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import Any, Literal, NamedTuple, final
 
 from kvcache_core.errors import KVCacheError
@@ -43,9 +44,11 @@ class Outcome(NamedTuple):
 
 
 class Job(ABC):
-    """A piece of work. `side`: the call into the backend that it is; None for work of our own, which never hangs."""
+    """A piece of work. `side`: the call into the backend that it is; None for work of our own, which never hangs.
+    `urgent`: a request waits for it; it goes before all that is not."""
 
     side: Side | None = None
+    urgent: bool = False
 
     @abstractmethod
     def work(self) -> Any:
@@ -70,6 +73,7 @@ class Workers:
         self._lock = threading.Lock()
         self._work = threading.Condition(self._lock)
         self._end = threading.Condition(self._lock)
+        self._urgent: deque[Job] = deque()
         self._waiting: deque[Job] = deque()
         self._running: dict[Job, float] = {}
         self._settled: deque[tuple[Job, Outcome]] = deque()
@@ -94,14 +98,16 @@ class Workers:
 
     def submit(self, jobs: Sequence[Job]) -> None:
         with self._lock:
-            self._waiting.extend(jobs)
+            for job in jobs:
+                (self._urgent if job.urgent else self._waiting).append(job)
             self._work.notify(len(jobs))
 
     def drop(self, unwanted: Callable[[Job], bool]) -> None:
         """Give up waiting jobs: they are settled with NotCalledError."""
         with self._lock:
             # Again, because dropping one may let another begin, which is unwanted as well.
-            while dropped := [job for job in self._waiting if unwanted(job)]:
+            while dropped := [job for job in (*self._urgent, *self._waiting) if unwanted(job)]:
+                self._urgent = deque(job for job in self._urgent if not unwanted(job))
                 self._waiting = deque(job for job in self._waiting if not unwanted(job))
                 for job in dropped:
                     self._settle(job, Outcome(None, NotCalledError("the storage is left alone for a while")))
@@ -121,7 +127,10 @@ class Workers:
             while self._to_replace and not self._closed:
                 self._to_replace -= 1
                 if len(self._live) < self._threads:
-                    self._start_thread()
+                    # A machine that gives no more threads is a slower storage, and no reason to end a request.
+                    with suppress(RuntimeError):
+                        self._start_thread()
+            self._work.notify_all()
 
     def wait(self, timeout: float) -> None:
         """Until something has ended or becomes overdue, at most `timeout` seconds. May return without either."""
@@ -137,6 +146,7 @@ class Workers:
         """Drop what waits and end the threads, waiting for them at most `timeout` seconds. Those that hang are left alone."""
         with self._lock:
             self._closed = True
+            self._urgent.clear()
             self._waiting.clear()
             self._settled.clear()
             self._work.notify_all()
@@ -147,8 +157,8 @@ class Workers:
 
     def _start_thread(self) -> None:
         thread = threading.Thread(target=self._serve, name="kvcache-storage", daemon=True)
-        self._live.add(thread)
         thread.start()
+        self._live.add(thread)
 
     def _serve(self) -> None:
         me = threading.current_thread()
@@ -158,15 +168,22 @@ class Workers:
 
     def _next(self, me: threading.Thread) -> Job | None:
         with self._lock:
-            while not self._waiting and not self._closed:
+            job = None
+            while not self._closed and (job := self._take()) is None:
                 self._work.wait()
-            if self._closed:
+            if self._closed or job is None:
                 self._live.discard(me)
                 return None
-            job = self._waiting.popleft()
             self._running[job] = self._clock()
             self._serving[job] = me
             return job
+
+    def _take(self) -> Job | None:
+        """What may begin now. One thread is left to what is urgent, or a burst of slow writes would hold up every reader."""
+        if self._urgent:
+            return self._urgent.popleft()
+        others = sum(not job.urgent for job in self._running)
+        return self._waiting.popleft() if self._waiting and others < max(1, self._threads - 1) else None
 
     def _returned(self, me: threading.Thread, job: Job, outcome: Outcome) -> bool:
         """Whether this thread goes on."""
@@ -174,6 +191,8 @@ class Workers:
             if self._running.pop(job, None) is not None:
                 del self._serving[job]
                 self._settle(job, outcome)
+                # It may take something urgent next, and leave what had to wait for it to another.
+                self._work.notify()
                 return True
             # Abandoned meanwhile. It is as good as new, but its place may have been taken.
             self._stuck.discard(me)
@@ -197,7 +216,8 @@ class Workers:
         if self._closed:
             return
         following = job.settle(outcome)
-        self._waiting.extendleft(reversed(following))
+        for following_job in reversed(following):
+            (self._urgent if following_job.urgent else self._waiting).appendleft(following_job)
         self._work.notify(len(following))
         self._settled.append((job, outcome))
         self._end.notify_all()
