@@ -98,6 +98,24 @@ def test_a_page_that_was_promised_and_is_gone_is_a_miss(guarded):
     assert world.backend.called("delete") == []
 
 
+def test_a_miss_is_told_once_the_bad_page_is_removed(guarded):
+    """Who hears of it computes and stores the page anew, and a late removal would take that one."""
+    world = guarded()
+    world.hold([1])
+    world.backend.pages[world.key(1)] = b"junk"
+    world.backend.tricks["delete"] = world.backend.hang
+    assert world.start_fetch([1])
+    world.guard.wait(60)
+    world.guard.poll()
+    world.backend.wait_until_hanging()
+    for _ in range(5):  # unpacking has ended long before the last of these
+        world.guard.wait(0.02)
+        world.guard.poll()
+    assert world.answers == []
+    world.backend.released.set()
+    assert world.settle() == [[None]]
+
+
 def test_a_bad_page_that_cannot_be_deleted_harms_nothing(guarded):
     world = guarded()
     world.hold([1, 2])
@@ -604,6 +622,11 @@ class TestFaultsOfFailing(PlantedFaultTests):
             "bad pages stay",
             bad_pages_are_removed,
             Replacement(_Get, "account", "return [key for key, _ in verified.bad]", "return []"),
+        ),
+        Fault(
+            "told before the removal",
+            test_a_miss_is_told_once_the_bad_page_is_removed,
+            Replacement(StorageGuard, "_finish", "or operation in self._removals.values()", ""),
         ),
         Fault(
             "pages are not verified",
