@@ -136,11 +136,11 @@ def check_let_go(rig, page):
     del out
     assert rig.slots(32), "evicts the two"
     until = time.monotonic() + 30
-    while watched() is not None:
+    # The references die before their callbacks run, and the pool's own is one of these.
+    while watched() is not None or not threads or rig.hosts["full"].live_bytes:
         assert time.monotonic() < until, "a batch that nobody needs is kept"
         time.sleep(0)
     assert threading.get_ident() not in threads
-    assert rig.hosts["full"].live_bytes == 0
 
 
 def test_what_was_evicted_is_let_go_on_a_worker(rig, page):
