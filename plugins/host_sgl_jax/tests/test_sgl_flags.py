@@ -1,10 +1,13 @@
 """Our flags on sgl-jax's command line: after a prefix, out of its way, reported with ours."""
 
+import pickle
+
 import pytest
 
 from kvcache_core.config.load import load_config
 from kvcache_core.errors import InvalidConfigError
 from kvcache_sgl_jax.flags import read_command_line
+from kvcache_sgl_jax.install import SchedulerProcess
 
 
 def test_sgl_jax_gets_its_own_flags_in_their_order():
@@ -53,6 +56,20 @@ def test_a_wrong_value_names_the_flag_as_it_was_written():
         load_config(line.config, line.overrides)
     assert "--kvcache-hicache-ratio" in str(caught.value)
     assert "--kvcache-set hicache.nonsense" in str(caught.value)
+
+
+def test_what_was_asked_for_travels_to_the_scheduler_s_process(tmp_path, monkeypatch):
+    (tmp_path / "cache.yaml").write_text("cache_type: radix_cache\nhicache: {storage: file}\n")
+    monkeypatch.chdir(tmp_path)
+    line = read_command_line(["--kvcache-config", "cache.yaml", "--kvcache-cache-type", "unified_radix_cache"])
+    storage = read_command_line(["--kvcache-hicache-storage-path", "pages", "--kvcache-set", "hicache.ratio=3"])
+    sent = SchedulerProcess.of(line.config, line.overrides + storage.overrides)
+    got = pickle.loads(pickle.dumps(sent))
+    monkeypatch.chdir("/")
+    config = load_config(got.config, got.overrides).config
+    assert (config.cache_type, config.hicache.storage.kind, config.hicache.ratio) == ("unified_radix_cache", "file", 3.0)
+    assert "pages" in str(config.hicache.storage)
+    assert SchedulerProcess.of(None, ()) == SchedulerProcess(None, ())
 
 
 def test_help_shows_our_flags_alone(capsys):

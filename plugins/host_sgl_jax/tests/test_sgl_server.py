@@ -54,10 +54,10 @@ class Server:
             self._port = probe.getsockname()[1]
         adapters = [f"{name}={folder / name}" for name in ("a", "b")]
         model = ["--model-path", str(folder / "model"), "--lora-paths", *adapters, "--port", str(self._port)]
-        # One device, not those that our conftest forces on this process.
-        own = {"JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "HF_HUB_OFFLINE": "1", "JAX_COMPILATION_CACHE_DIR": str(folder / "jit")}
-        env = os.environ | own
-        self._log = folder / "server.log"
+        # Without what our conftest sets for this process: several devices, and promotions of types and ranks as errors.
+        env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))}
+        env |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1", "JAX_COMPILATION_CACHE_DIR": str(folder / "jit")}
+        self._log = folder / f"{self._port}.log"
         with self._log.open("w") as log:
             # A group of its own: its scheduler and detokenizer outlive a server that is killed.
             self._process = subprocess.Popen(
@@ -98,6 +98,10 @@ class Server:
     def state(self):
         return json.loads(self.call("/get_server_info"))["internal_states"][0]
 
+    def has_our_cache(self):
+        """What its scheduler logged: with sgl-jax's own cache everything here would look the same."""
+        return "kvcache serves 1 data-parallel rank(s)" in self._log.read_text()
+
     def stop(self):
         os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
@@ -117,6 +121,7 @@ def test_salts_and_adapters_are_apart_and_a_flush_forgets(folder, flags):
     server = Server(folder, flags)
     try:
         server.wait()
+        assert server.has_our_cache()
         tokens = {}
         for settings in ({}, {"extra_key": "x"}, {"extra_key": "y"}, {"lora_path": "a"}, {"lora_path": "b"}):
             first, cached = server.generate(**settings)
