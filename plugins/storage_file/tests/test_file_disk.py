@@ -134,6 +134,11 @@ def test_a_root_that_is_a_file_stops_the_start(tmp_path, below):
     assert (tmp_path / "file").read_text() == "not a folder"
 
 
+def test_a_home_folder_that_is_nobodys_stops_the_start():
+    with pytest.raises(StorageError, match="home directory"):
+        make(FileOptions(path="~nobody-of-this-name/pages"), StorageScope("model", 16))
+
+
 def test_a_root_that_is_read_only_stops_the_start(small_disk):
     root = small_disk(MIB)
     done = subprocess.run(["mount", "-o", "remount,ro", str(root.path.parent)], check=False, capture_output=True)

@@ -126,8 +126,9 @@ def make(options: FileOptions, scope: StorageScope) -> LocalFileStorage:
     """The factory named by the descriptor. Raises StorageError where the folder cannot be used."""
     try:
         return LocalFileStorage(options, scope)
-    except OSError as error:
+    except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder to put in place of `~`
+        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise StorageError(
-            f"storage 'file' cannot use the folder {options.path!r}: {error.strerror or error}; give another one with 'path'",
+            f"storage 'file' cannot use the folder {options.path!r}: {reason}; give another one with 'path'",
             path=("hicache", "storage"),
         ) from error
