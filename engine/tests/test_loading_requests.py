@@ -130,6 +130,24 @@ def test_a_loading_request_is_preempted_for_an_older_one():
     host.assert_idle()
 
 
+def test_nobody_gives_way_for_pages_that_a_given_up_load_sets_free():
+    # 15 pages: 9 for the youngest, whose load is given up for the older two; its pages come free only when it ends.
+    host = Host(["ok"] * 9, total=15, polls=25)
+    older, middle = host.ask("older", [50], max_tokens=30), host.ask("middle", [52], max_tokens=26)
+    for _ in range(2):
+        host.scheduler.step()
+    youngest = host.ask("youngest", tail(60, 61))
+    host.scheduler.step()
+    assert youngest.phase is Phase.LOADING
+    host.run()
+    for request in (older, middle, youngest):
+        assert request.output_ids == answer(request.spec.prompt_ids, request.spec.max_tokens, VOCAB, [5])
+    assert youngest.preemptions >= 1
+    assert (older.preemptions, middle.preemptions) == (0, 0)
+    assert host.pauses  # steps in which all had to wait
+    host.assert_idle()
+
+
 def test_random_loads_failures_and_aborts():
     rng = np.random.default_rng(11)
     outcomes = ["ok", "ok", "fail", Refused.NO_ROOM, Refused.BUSY, Refused.STALE]
@@ -195,16 +213,36 @@ def a_failed_load_counts_as_loaded(self, request):
     return True
 
 
+def others_give_way_at_once(self, request, n_tokens):
+    """One request after another is preempted while pages are about to come free."""
+    while not self._kv.grow(request, n_tokens):
+        victim = self._running[-1]
+        self._preempt(victim)
+        if victim is request:
+            return False
+    return True
+
+
+def the_load_fails():
+    test_whatever_becomes_of_the_load_the_answer_is_right(["fail"], 0)
+
+
 MUTANTS = [
-    ("commit_chunk", commit_without_comparing, test_a_lock_is_not_exchanged_for_a_shorter_one),
-    ("abort", abort_keeps_the_ticket, test_abort_while_loading_gives_everything_back),
-    ("finish_load", a_failed_load_counts_as_loaded, lambda: test_whatever_becomes_of_the_load_the_answer_is_right(["fail"], 0)),
+    (KVManager, "commit_chunk", commit_without_comparing, test_a_lock_is_not_exchanged_for_a_shorter_one),
+    (KVManager, "abort", abort_keeps_the_ticket, test_abort_while_loading_gives_everything_back),
+    (
+        KVManager,
+        "finish_load",
+        a_failed_load_counts_as_loaded,
+        lambda: test_whatever_becomes_of_the_load_the_answer_is_right(["fail"], 0),
+    ),
+    (Scheduler, "_make_room", others_give_way_at_once, test_nobody_gives_way_for_pages_that_a_given_up_load_sets_free),
 ]
 
 
-@pytest.mark.parametrize(("method", "fault", "directed"), MUTANTS, ids=[fault.__name__ for _, fault, _ in MUTANTS])
-def test_planted_faults_are_found(monkeypatch, method, fault, directed):
+@pytest.mark.parametrize(("cls", "method", "fault", "directed"), MUTANTS, ids=[fault.__name__ for _, _, fault, _ in MUTANTS])
+def test_planted_faults_are_found(monkeypatch, cls, method, fault, directed):
     directed()
-    monkeypatch.setattr(KVManager, method, fault)
+    monkeypatch.setattr(cls, method, fault)
     with pytest.raises((AssertionError, IntegrityError, LockError)):
         directed()

@@ -191,10 +191,13 @@ class Scheduler:
         return decoding, prefilling
 
     def _make_room(self, request: Request, n_tokens: int) -> bool:
-        """False if the request itself had to give way."""
+        """False if the request has to wait for a step, or had to give way itself."""
         while not self._kv.grow(request, n_tokens):
+            if self._kv.in_flight() and not any(r.phase is Phase.LOADING for r in self._running):
+                # Pages of loads that were given up: they come free by polling, so nobody has to give way for them.
+                return False
             victim = self._running[-1]
-            if victim is request and len(self._running) == 1 and not self._kv.in_flight():
+            if victim is request and len(self._running) == 1:
                 self._kv.abort(request)
                 self._leave(request)
                 self._conclude(request, "error", "out of device pages although no other request runs")
