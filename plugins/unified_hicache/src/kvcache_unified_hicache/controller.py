@@ -60,6 +60,8 @@ class HiCacheController:
         self._waiting: Waiting = make_waiting(parts.async_impl)
         self._batches = GatheredBatches(self._waiting)
         self._packing: dict[str, tuple[PackJob, Job]] = {}
+        self._pack_failures: dict[str, int] = {}
+        self._polls = 0
         self._writes: deque[WriteCopy] = deque()
         self._loads: deque[LoadCopy] = deque()
         self._bytes = 0
@@ -101,7 +103,7 @@ class HiCacheController:
         """
         _check_pairs(host_indices, device_indices)
         captured = self._parts.host_pools[component].get(host_indices)
-        copy = LoadCopy(component, device_indices, captured, self._parts.queue, self._forget, on_commit)
+        copy = LoadCopy(component, device_indices, captured, self._parts.queue, self._forget, self._parts.agree, on_commit)
         self._bytes += self._size(copy)
         self._loads.append(copy)
         copy.advance(self._waiting)
@@ -116,11 +118,8 @@ class HiCacheController:
             if not write.complete:
                 break  # later ones wait for it anyhow
         writes, loads = self._parts.agree([_ready(self._writes), _ready(self._loads)])
-        for _ in range(writes):
-            self._commit_write(self._writes.popleft())
-        for _ in range(loads):
-            copy = self._loads.popleft()
-            self._finish(copy, "h2d", copy.ok)
+        if writes or loads:
+            self._commit([self._writes.popleft() for _ in range(writes)], [self._loads.popleft() for _ in range(loads)])
         if writes:
             self._batches.keep([write.pages for write in self._writes])
         self._let_go()
@@ -170,17 +169,23 @@ class HiCacheController:
 
     def _pack(self) -> None:
         """Give the workers what the host pools want packed, and take back what is done."""
+        self._polls += 1
         for name, pool in self._parts.host_pools.items():
             running = self._packing.get(name)
             if running is None:
-                if (packing := pool.pack_job()) is not None:
+                # What failed is tried again, but more and more rarely: memory that is short stays short for a while.
+                rest = self._polls % (1 << min(10, self._pack_failures.get(name, 0)))
+                if not rest and (packing := pool.pack_job()) is not None:
                     self._packing[name] = packing, self._waiting.run(packing.run)
             elif running[1].done():
                 del self._packing[name]
+                failures = self._pack_failures.pop(name, 0)
                 if (error := running[1].error()) is not None:
-                    log.warning(
-                        "sparse pages of %r could not be packed and take more memory than they need: %s", name, repr(error)
-                    )
+                    self._pack_failures[name] = failures + 1
+                    if not failures:
+                        log.warning(
+                            "sparse pages of %r could not be packed and take more memory than they need: %s", name, repr(error)
+                        )
                 pool.finish_packing(running[0])
 
     def _let_go(self) -> None:
@@ -189,15 +194,21 @@ class HiCacheController:
         if discarded := self._parts.discards.take():
             self._waiting.run(lambda: let_go(discarded))
 
-    def _commit_write(self, copy: WriteCopy) -> None:
-        ok = copy.ok
-        if ok:
+    def _commit(self, writes: Sequence[WriteCopy], loads: Sequence[LoadCopy]) -> None:
+        """A copy that failed on one rank has failed on all of them."""
+        landed = self._parts.agree([int(self._land(copy)) for copy in writes] + [int(copy.ok) for copy in loads])
+        for copy, ok in zip(writes, landed, strict=False):
+            self._finish(copy, "d2h", bool(ok))
+        for copy, ok in zip(loads, landed[len(writes) :], strict=True):
+            self._finish(copy, "h2d", bool(ok))
+
+    def _land(self, copy: WriteCopy) -> bool:
+        if copy.ok:
             try:
                 copy.land(self._parts.host_pools[copy.component])
             except Exception as error:
                 copy.error = error
-                ok = False
-        self._finish(copy, "d2h", ok)
+        return copy.ok
 
     def _finish(self, copy: WriteCopy | LoadCopy, direction: str, ok: bool) -> None:
         counters, nbytes = self._parts.counters, self._size(copy)

@@ -9,7 +9,7 @@ from kvcache_core.transfer_queue import QueuedGather, QueuedScatter, TransferQue
 from kvcache_unified_hicache.gathered import GatheredBatches
 from kvcache_unified_hicache.host_pool.base import HostKVPool
 from kvcache_unified_hicache.host_pool.captured import CapturedPages
-from kvcache_unified_hicache.transfer import OnCommit, Transfer
+from kvcache_unified_hicache.transfer import Agree, OnCommit, Transfer
 from kvcache_unified_hicache.waiting import Waiting
 from kvcache_unified_hicache.workers import Job
 
@@ -78,6 +78,7 @@ class LoadCopy(Transfer):
         captured: CapturedPages,
         queue: TransferQueue,
         forget: Callable[["LoadCopy"], None],
+        agree: Agree,
         on_commit: OnCommit,
     ) -> None:
         self.component = component
@@ -86,6 +87,7 @@ class LoadCopy(Transfer):
         self._captured: CapturedPages | None = captured
         self._queue = queue
         self._forget = forget
+        self._agree = agree
         self._on_commit = on_commit
         self._job: Job | None = None
         self._scatters: list[QueuedScatter] = []
@@ -109,7 +111,11 @@ class LoadCopy(Transfer):
         return perf_counter() - min(op.dispatched_at for op in self._scatters)
 
     def cancel(self) -> bool:
-        if self._done or any(op.dispatched for op in self._scatters):
+        if self._done:
+            return False
+        # When a source was assembled differs between ranks, and so may what was dispatched: they drop it together or not at all.
+        [early] = self._agree([int(not any(op.dispatched for op in self._scatters))])
+        if not early:
             return False
         self.withdraw()
         self._forget(self)

@@ -4,10 +4,13 @@
 """
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from kvcache_core.contracts.results import Indices
+
+Agree = Callable[[Sequence[int]], Sequence[int]]
+"""`CacheDeps.agree`: the element-wise minimum over ranks."""
 
 OnCommit = Callable[[bool], None]
 """Called exactly once, on the owner thread inside `poll` (or `cancel`), with whether the copy is whole."""

@@ -100,7 +100,7 @@ def contents(*numbers):
 
 
 class Rig:
-    def __init__(self, async_impl, pool_type, slots=32, components=("full", "other"), max_bytes=1 << 20):
+    def __init__(self, async_impl, pool_type, slots=32, components=("full", "other"), max_bytes=1 << 20, agree=list):
         self.pools = {name: JaxPool(32) for name in components}
         self.queue = TransferQueue(self.pools)
         self.gate = Gate(self.pools, self.queue)
@@ -118,7 +118,7 @@ class Rig:
                 evict_callback=lambda component, slots: self.evicted.append((component, slots.tolist())),
                 async_impl=async_impl,
                 max_bytes_in_flight=max_bytes,
-                agree=list,
+                agree=agree,
                 counters=self.counters,
                 discards=discards,
             )

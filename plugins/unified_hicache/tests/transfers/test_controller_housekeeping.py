@@ -88,22 +88,37 @@ def test_the_mutant_that_packs_on_the_owner_thread_is_noticed(rig, page, packed_
         check_packing(rig, page, packed_by)
 
 
-def test_packing_that_fails_is_said_and_tried_again(rig, page, monkeypatch, caplog):
+def test_packing_that_fails_is_said_once_and_tried_again_more_rarely(rig, page, monkeypatch, caplog):
     """S9."""
-    pack, calls = PageLayout.pack, []
+    pack, pack_job = PageLayout.pack, PerPagePool.pack_job
+    tries, polled, made = [], [], []
 
-    def fails_once(self, pages, rows):
-        calls.append(rows)
-        if len(calls) == 1:
+    def fails_thrice(self, pages, rows):
+        tries.append(rows)
+        if len(tries) <= 3:
             raise MemoryError("planted")
         return pack(self, pages, rows)
 
-    monkeypatch.setattr(PageLayout, "pack", fails_once)
+    def noted(self):
+        job = pack_job(self)
+        if job is not None:
+            made.append(len(polled))
+        return job
+
+    monkeypatch.setattr(PageLayout, "pack", fails_thrice)
+    monkeypatch.setattr(PerPagePool, "pack_job", noted)
     sparse(rig, page)
     pool = rig.hosts["full"]
-    poll_until(rig, lambda: pool.live_bytes <= pool.budget_bytes)
-    assert len(calls) == 2
-    assert [record.getMessage() for record in caplog.records if "could not be packed" in record.getMessage()]
+
+    def reached():
+        polled.append(None)
+        return pool.live_bytes <= pool.budget_bytes
+
+    poll_until(rig, reached)
+    # After 1, 2, 3 failures a job is made at most in every 2nd, 4th, 8th poll.
+    assert len(tries) == len(made) == 4
+    assert made[3] - made[2] >= 4
+    assert len([record for record in caplog.records if "could not be packed" in record.getMessage()]) == 1
 
 
 def test_a_job_under_way_is_given_back_at_the_end(rig, page, monkeypatch):

@@ -147,8 +147,10 @@ class PerPagePool(HostKVPool):
         while excess > 0 and (job := self.pack_job()) is not None:
             # Its batches may live a little longer in the hands of others; more packing would not help.
             excess -= job.frees
-            job.run()
-            self.finish_packing(job)
+            try:
+                job.run()
+            finally:
+                self.finish_packing(job)
 
     def _get(self, slots: Indices) -> CapturedPages:
         homes: list[int] = self._home[slots].tolist()

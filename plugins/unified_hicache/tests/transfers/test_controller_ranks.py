@@ -1,0 +1,69 @@
+"""Several ranks: what one of them could not do, none has done. The others are scripted through `agree`."""
+
+import pytest
+
+
+class OtherRank:
+    """Agrees with everything, except that it answers `refusal` to the next question of `refuses` numbers."""
+
+    def __init__(self):
+        self.asked = []
+        self.refusal = None
+
+    def __call__(self, values):
+        self.asked.append(list(values))
+        if self.refusal is not None and len(values) == len(self.refusal):
+            answer, self.refusal = self.refusal, None
+            return [min(pair) for pair in zip(values, answer, strict=True)]
+        return list(values)
+
+
+@pytest.fixture
+def other():
+    return OtherRank()
+
+
+@pytest.fixture
+def two_ranks(make_rig, other):
+    return make_rig(agree=other)
+
+
+def test_a_copy_that_failed_on_one_rank_has_failed_on_all(two_ranks, other, page):
+    rig = two_ranks
+    rig.gate.write([1], page(1))
+    write = rig.write(rig.slots(1), [1])
+    rig.gate.idle()
+    other.refusal = [0]  # the commit asks for one copy's outcome; the numbers of commits are two
+    rig.settle(write)
+    assert rig.committed == [("w", False)]
+    assert other.refusal is None
+
+
+def test_a_load_that_failed_on_one_rank_has_failed_on_all(two_ranks, other, page):
+    rig = two_ranks
+    slots = rig.stored(1)
+    load = rig.load([5], slots)
+    rig.gate.idle()
+    other.refusal = [0]
+    rig.settle(load)
+    assert rig.committed == [("l", False)]
+
+
+def test_a_load_is_withdrawn_on_all_ranks_or_on_none(two_ranks, other, page):
+    """On the other rank its scatter was dispatched already: it was assembled sooner there."""
+    rig = two_ranks
+    slots = rig.stored(1, 2)
+    load = rig.load([5], slots[:1])
+    other.refusal = [0]
+    assert not load.cancel()
+    assert rig.committed == []
+    rig.settle(load)
+    assert rig.committed == [("l", True)]
+    second = rig.load([6], slots[1:])
+    assert second.cancel()
+    assert rig.committed == [("l", True), ("l", False)]
+
+
+def test_nothing_is_asked_where_nothing_is_under_way(two_ranks, other):
+    two_ranks.controller.poll()
+    assert other.asked == [[0, 0]]
