@@ -3,10 +3,7 @@
 Every call goes through the kit, which compares claims, owners and contents after each; a test asserts what is special to it.
 """
 
-import pytest
-
 from kvcache_conformance.cache_kit import PAGE
-from kvcache_conformance.claims import Violation
 from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
@@ -15,8 +12,8 @@ from kvcache_conformance.transfer_script import ScriptedController
 from kvcache_core.contracts.locks import Refused
 from kvcache_radix.store import NodeStore
 from kvcache_radix.tree import RadixTree
-from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.host_tier import HostTier
+from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.loads import Loads
 from kvcache_unified_hicache.operation import Operation
 from kvcache_unified_hicache.ticket import LoadTicket
@@ -177,11 +174,6 @@ def test_a_load_that_ends_after_its_request_was_aborted(tiered):
     finish(world)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=Violation,
-    reason="_longest_fitting shortens a load by what is lacking also inside a node whose own load runs, where that saves nothing",
-)
 def test_a_load_above_one_that_runs_is_cut_to_what_fits(tiered):
     """A node whose load runs without a lock, below one that was evicted: a second load brings what fits of the upper one."""
     world = tiered(TierSizes(PAGE, 8, 64, "insert"))
@@ -202,11 +194,6 @@ def test_a_load_above_one_that_runs_is_cut_to_what_fits(tiered):
     finish(world)
 
 
-@pytest.mark.xfail(
-    strict=True,
-    raises=MemoryError,
-    reason="what HostKVPool.get raises leaves UnifiedRadixCache.load with the lock held and the destination in flight for ever",
-)
 def test_a_load_whose_source_cannot_be_captured_is_refused(tiered, monkeypatch):
     """No fault of L2 ends a request: what cannot be had is computed. A pool that copies in `get` may find no memory for it."""
     world = tiered(TierSizes(PAGE, 16, 64, "insert"))
@@ -264,7 +251,7 @@ class TestFaultsOfLoads(PlantedFaultTests):
         Fault(
             "T22: a load takes all or nothing",
             test_a_load_larger_than_the_device,
-            Replacement(UnifiedRadixCache, "_longest_fitting", "if only_pages and", "if False and"),
+            Replacement(LoadPlanning, "longest_fitting", "if only_pages and", "if False and"),
         ),
         Fault(
             "a load lands on what was computed meanwhile",

@@ -22,6 +22,7 @@ from kvcache_core.contracts.locks import Refused
 from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_core.errors import StorageError
 from kvcache_radix.store import NodeStore
+from kvcache_unified_hicache.attaching import Attaching
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.host_tier import TreeVictims
@@ -625,7 +626,7 @@ class TestFaultsOfStorage(PlantedFaultTests):
         Fault(
             "what was fetched is written again",
             test_what_came_from_storage_is_not_written_again,
-            Replacement(Fetches, "_attach", "self._mark(fetch, arrived, length)", "pass"),
+            Replacement(Attaching, "attach", "self._mark(fetch, arrived, length)", "pass"),
         ),
         Fault(
             "T23: prompts do not join",
@@ -646,8 +647,8 @@ class TestFaultsOfStorage(PlantedFaultTests):
             "T23: the length is what was promised",
             test_what_arrives_decides_and_not_what_was_promised,
             Replacement(
-                Fetches,
-                "_attach",
+                Attaching,
+                "attach",
                 "length = pages.usable(either(pages.resident(), arrived), fetch.length)",
                 "length = fetch.length",
             ),
@@ -665,7 +666,7 @@ class TestFaultsOfStorage(PlantedFaultTests):
         Fault(
             "T24: residency is what it was when the fetch was planned",
             test_a_beginning_that_went_meanwhile,
-            Replacement(Fetches, "_attach", "either(pages.resident(), arrived)", "[[True] * pages.n for _ in arrived]"),
+            Replacement(Attaching, "attach", "either(pages.resident(), arrived)", "[[True] * pages.n for _ in arrived]"),
         ),
         Fault(
             "a fetch evicts the beginning of its own prompt",
@@ -690,7 +691,7 @@ class TestFaultsOfStorage(PlantedFaultTests):
         Fault(
             "what is fetched besides is not freed",
             test_the_same_is_computed_while_it_is_fetched,
-            Replacement(Fetches, "_attach", "if slot not in taken[request.c]", "if not taken[request.c]"),
+            Replacement(Attaching, "attach", "if slot not in taken[request.c]", "if not taken[request.c]"),
         ),
         Fault(
             "K1: keys without the extra key",

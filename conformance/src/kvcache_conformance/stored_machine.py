@@ -128,7 +128,7 @@ class StoredMachine(TierMachine):
         self.events["killed" if killed else "restarted"] += 1
         self.collect()
         self.matches.clear()
-        self.begin()
+        self.begin(self.sizes)
         self.storage.let_all_through()
 
     def collect(self) -> None:

@@ -46,13 +46,7 @@ class TierMachine(TierSteps):
         """`persist_on` is for worlds with a storage."""
         pages = room // page_size
         sizes = {"one": 1, "few": 3, "half": max(1, pages // 2), "same": pages, "double": 2 * pages, "plenty": 8 * pages}
-        self.sizes = TierSizes(page_size, pages, sizes[slots], backup_on, persist_on)
-        self.begin()
-
-    def begin(self) -> None:
-        """A new cache in new memory."""
-        self._tiered = self._factory(self.sizes)
-        self.build(self.sizes.page_size, self.sizes.pages)
+        self.begin(TierSizes(page_size, pages, sizes[slots], backup_on, persist_on))
 
     @invariant()
     def tiers_are_right(self) -> None:

@@ -93,6 +93,12 @@ class TierSteps(MachineRules):
         assert self._tiered is not None
         return self._tiered
 
+    def begin(self, sizes: TierSizes) -> None:
+        """A new cache in new memory."""
+        self.sizes = sizes
+        self._tiered = self._factory(sizes)
+        self.build(sizes.page_size, sizes.pages)
+
     def drain(self) -> None:
         self.tiered.drain()
         self.events.update(self.tiered.ledger.events)

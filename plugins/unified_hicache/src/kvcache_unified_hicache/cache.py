@@ -18,9 +18,7 @@ from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult, Ma
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds
 from kvcache_core.deps import CacheDeps
 from kvcache_radix.integrity import check_ownership, check_tree
-from kvcache_radix.node import INDEX_BYTES, Node
-from kvcache_radix.reach import reach
-from kvcache_radix.receipt import TreeLock
+from kvcache_radix.node import Node
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST
 from kvcache_radix.tree import RadixTree
@@ -30,11 +28,11 @@ from kvcache_unified_hicache.guarded_store import OpenGuard
 from kvcache_unified_hicache.host_tier import HostTier
 from kvcache_unified_hicache.integrity import check_digests, check_operations, destinations
 from kvcache_unified_hicache.leftovers import Leftovers
-from kvcache_unified_hicache.loads import Loading
+from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.operation import Operation
-from kvcache_unified_hicache.page_bytes import HostPageBytes, PageBytes
+from kvcache_unified_hicache.page_bytes import PageBytes
 from kvcache_unified_hicache.requests import HookRequests
-from kvcache_unified_hicache.storage_tier import StorageTier
+from kvcache_unified_hicache.storage_tier import StorageTier, open_storage
 from kvcache_unified_hicache.ticket import LoadTicket
 
 CLOSE_TIMEOUT: Final = 5.0
@@ -82,14 +80,12 @@ class UnifiedRadixCache(BasePrefixCache):
             write_back = None if on == "never" else self._write_back
             landed = write_back if on == "insert" else None
             self._host = HostTier(hicache, deps, self._tree, self.counters, write_back, landed)
-            if page_bytes is None:
-                page_bytes = HostPageBytes(self._host.pools, [deps.pools[spec.name].host_struct() for spec in specs])
-            try:
-                self._storage = StorageTier(hicache, deps, self._tree, self._host, page_bytes, self.counters, open_guard)
-            except BaseException:
-                self._host.controller.close()
-                raise
+            self._storage = open_storage(hicache, deps, self._tree, self._host, self.counters, page_bytes, open_guard)
         self._freeing = Freeing(self._allocators, (), self.counters) if self._host is None else self._host.freeing
+        self._planning: LoadPlanning | None = None
+        if self._host is not None:
+            parts = (self._tree, self._components, self._requests, self._allocators, self._host.loads, self._freeing)
+            self._planning = LoadPlanning(*parts, self.evict)
 
     def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
         return self._tree.match(ids, extra_key)
@@ -152,15 +148,15 @@ class UnifiedRadixCache(BasePrefixCache):
 
     def load(self, match: MatchResult) -> Ticket | Refused:
         """The longest usable length that fits. Nothing is evicted unless what must be loaded fits afterwards."""
-        host, tree = self._host, self._tree
-        if host is None:
+        host, planning, tree = self._host, self._planning, self._tree
+        if host is None or planning is None:
             return Refused.NO_TIER
         if not match.host_len:
             return Refused.NOTHING_TO_DO
         lock = tree.lock(match, host=True)
         if lock is None:
             return Refused.STALE
-        fitting = self._longest_fitting(lock, match.device_len)
+        fitting = planning.longest_fitting(lock, match.device_len)
         [length] = self._agree([fitting])
         if length < lock.length:
             tree.unlock(lock)
@@ -169,7 +165,7 @@ class UnifiedRadixCache(BasePrefixCache):
             lock = tree.lock(match, length, host=True)
             if lock is None:
                 return Refused.STALE
-        waits_for = self._start_loads(lock, host)
+        waits_for = planning.start(lock)
         if waits_for is None:
             tree.unlock(lock)
             return Refused.NO_ROOM
@@ -177,7 +173,7 @@ class UnifiedRadixCache(BasePrefixCache):
             tree.unlock(lock)
             return Refused.NOTHING_TO_DO
         self.counters.lookups += 1
-        return LoadTicket(lock, waits_for, host.loads, self._usable, self.unlock_ref, self._turn)
+        return LoadTicket(lock, waits_for, host.loads, planning.usable, self.unlock_ref, self._turn)
 
     def prefetch(self, ids: TokenIds, extra_key: ExtraKey = ()) -> Ticket | Refused:
         """What the storage has of the whole pages of `ids` beyond what memory has, where that is worth it. BUSY passes; what is
@@ -231,21 +227,21 @@ class UnifiedRadixCache(BasePrefixCache):
         self._host.controller.close()
 
     def check_integrity(self, request_owned: Mapping[str, Indices] | None = None) -> None:
-        check_tree(self._tree)
-        loads = set[Operation]() if self._host is None else self._host.loads.running
-        backups = set[Operation]() if self._host is None else self._host.backups.running
-        check_operations(self._tree.store, loads | backups)
-        if self._storage is not None:
-            check_digests(self._tree.store, self._storage.keys)
+        host, storage, tree = self._host, self._storage, self._tree
+        check_tree(tree)
+        loads = set[Operation]() if host is None else host.loads.running
+        check_operations(tree.store, loads if host is None else loads | host.backups.running)
         for c, component in enumerate(self._components):
             owned = None if request_owned is None else request_owned.get(component.name, NO_INDICES)
-            check_ownership(self._tree, DEVICE, c, self.size(component.name), owned, destinations(loads, c))
-            if self._host is not None:
-                self._host.check_integrity()
-                coming = destinations(backups, c)
-                if self._storage is not None:
-                    coming = np.concatenate([coming, self._storage.fetches.owned(c)])
-                check_ownership(self._tree, HOST, c, self.size(component.name, "host"), NO_INDICES, coming)
+            check_ownership(tree, DEVICE, c, self.size(component.name), owned, destinations(loads, c))
+            if host is not None:
+                fetched = NO_INDICES if storage is None else storage.fetches.owned(c)
+                coming = np.concatenate([destinations(host.backups.running, c), fetched])
+                check_ownership(tree, HOST, c, self.size(component.name, "host"), NO_INDICES, coming)
+        if host is not None:
+            host.check_integrity()
+        if storage is not None:
+            check_digests(tree.store, storage.keys)
 
     # L1 -> L2
 
@@ -300,74 +296,6 @@ class UnifiedRadixCache(BasePrefixCache):
             for other, held in enumerate(node.cells):
                 if held.host is not None:
                     self._write_back(node, other)
-
-    # L2 -> L1
-
-    def _longest_fitting(self, lock: TreeLock, device_len: int) -> int:
-        """The longest usable length of the locked path whose missing pages the device could hold, evicting if need be."""
-        tree, store = self._tree, self._tree.store
-        room = [a.n_free + e for a, e in zip(self._allocators, store.evictable[DEVICE], strict=True)]
-        node: Node | None = lock.node
-        while node is not None and node.parent is not None and node.end > device_len:
-            length = node.end
-            if reach(self._components, node, length, host=True) == length:
-                lacking = [self._units(node, length, c) - room[c] for c in range(len(room))]
-                if max(lacking) <= 0:
-                    return length
-                only_pages = len(room) == 1 and not self._components[0].at_node_end
-                shorter = length - lacking[0] * tree.page_size
-                if only_pages and shorter > max(node.parent.end, device_len):
-                    return shorter
-            node = node.parent
-        return device_len
-
-    def _units(self, end: Node, length: int, c: int) -> int:
-        """Indices of component `c` that a load of `length` has to allocate."""
-        assert self._host is not None
-        nodes, _ = self._host.loads.needs(end, length, c)
-        return sum(len(node.cells[c].host or b"") for node in nodes) // INDEX_BYTES
-
-    def _start_loads(self, lock: TreeLock, host: HostTier) -> list[Loading] | None:
-        """Allocate and start what the lock needs; None, with nothing started, when a component has no room after all."""
-        assert lock.node is not None
-        waits_for: dict[Loading, None] = {}
-        pages: list[Indices] = []
-        for c in range(len(self._components)):
-            indices = self._alloc(c, self._units(lock.node, lock.length, c))
-            if indices is None:
-                for taken, got in enumerate(pages):
-                    self._freeing.pages(taken, got)
-                return None
-            pages.append(indices)
-        for c, (component, indices) in enumerate(zip(self._components, pages, strict=True)):
-            # Only now: what the allocations evicted may have cut these nodes, and left less of a window to bring.
-            nodes, joined = host.loads.needs(lock.node, lock.length, c)
-            waits_for.update(dict.fromkeys(joined))
-            at = 0
-            for node in nodes:
-                n = len(node.cells[c].host or b"") // INDEX_BYTES
-                component.prefetch(node, indices[at : at + n])
-                at += n
-            self._freeing.pages(c, indices[at:])
-            requests = self._requests[c].take_loads()
-            if requests:
-                waits_for[host.loads.start(c, requests)] = None
-        return list(waits_for)
-
-    def _alloc(self, c: int, n: int) -> Indices | None:
-        if not n:
-            return NO_INDICES
-        allocator = self._allocators[c]
-        indices = allocator.alloc(n)
-        if indices is None and n <= allocator.n_free + self._tree.store.evictable[DEVICE][c]:
-            self.evict(self._components[c].name, n - allocator.n_free)
-            indices = allocator.alloc(n)
-        return indices
-
-    def _usable(self, lock: Lock) -> bool:
-        tree_lock = cast(TreeLock, lock)
-        node = tree_lock.node
-        return node is not None and reach(self._components, node, lock.length, host=False) == lock.length
 
     def _turn(self) -> None:
         """An idle step: what is queued is dispatched, what is complete is committed."""

@@ -13,16 +13,16 @@ import numpy as np
 
 from kvcache_core.contracts.counters import CacheCounters
 from kvcache_core.contracts.locks import Refused
-from kvcache_core.contracts.results import Indices, Segment
+from kvcache_core.contracts.results import Indices
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds, as_token_ids, floor_page
 from kvcache_radix.node import DIGEST_BYTES, Node
 from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.attaching import Attaching
 from kvcache_unified_hicache.fetch import Arrival, Fetch, Request
 from kvcache_unified_hicache.guarded_store import GuardedStore, unavailable
 from kvcache_unified_hicache.host_pool.page_layout import MAX_ROWS
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import PageBytes
-from kvcache_unified_hicache.page_marks import STORED, PageMarks
 from kvcache_unified_hicache.prefix_pages import Flags, PrefixPages, either
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import storage_keys
@@ -73,6 +73,7 @@ class Fetches:
         self._agree = agree
         self._counters = counters
         self._threshold = threshold
+        self._attaching = Attaching(tree, page_bytes, free, counters)
         self._pending: list[Fetch] = []
         self._coming: dict[str, Fetch] = {}
         self.in_flight = [0] * len(frames)
@@ -259,75 +260,11 @@ class Fetches:
 
         return unpack
 
-    # attaching
-
     def _attach(self, fetch: Fetch) -> bool:
-        """Everything is there: what is usable becomes the tree's, the rest is freed."""
-        if fetch.forgotten:
-            return self._end(fetch)
-        pages, arrived = fetch.pages, self._agreed(fetch.arrived)
-        before = self._tree.match(pages.view, pages.extra_key).host_len
-        length = pages.usable(either(pages.resident(), arrived), fetch.length)
-        values: dict[str, list[Segment]] = {}
-        kept: list[dict[int, int]] = [{} for _ in self._frames]
-        for request in fetch.requests or ():
-            self._count(request)
-            if request.arrival is None or not any(request.came):
-                continue
-            came = [
-                (page, slot) for page, slot, ok in zip(request.pages, request.slots.tolist(), request.came, strict=True) if ok
-            ]
-            self._page_bytes.land(request.c, np.asarray([slot for _, slot in came], np.int32), request.arrival.batch)
-            kept[request.c].update((page, slot) for page, slot in came if arrived[request.c][page] and pages.ends[page] <= length)
-        for c, slots in enumerate(kept):
-            if slots:
-                values[self._tree.store.geometries[c].name] = self._segments(c, slots)
-        taken: list[set[int]] = [set() for _ in self._frames]
-        if length:
-            result = self._tree.insert_host(pages.view[:length], values, pages.extra_key)
-            assert result.length == length, "the tree finds usable what was found usable"
-            for c, geometry in enumerate(self._tree.store.geometries):
-                left = {*result.duplicates[geometry.name].tolist(), *result.refused[geometry.name].tolist()}
-                taken[c] = set(kept[c].values()) - left
-            self._mark(fetch, arrived, length)
-        for request in fetch.requests or ():
-            self._free(request.c, np.asarray([slot for slot in request.slots.tolist() if slot not in taken[request.c]], np.int32))
-        starts = [before] if length > before else []
-        starts += [max(other.span[0], fetch.asked_len) for other in fetch.waits_for if other.span[1] > other.span[0]]
-        if starts and min(starts) < length:
-            fetch.span = (min(starts), length)
+        """Everything is there."""
+        if not fetch.forgotten:
+            self._attaching.attach(fetch, self._agreed(fetch.arrived))
         return self._end(fetch)
-
-    def _segments(self, c: int, slots: dict[int, int]) -> list[Segment]:
-        page = self._tree.page_size
-        numbers = sorted(slots)
-        if self._tree.store.geometries[c].at_node_end:
-            return [Segment(n * page, (n + 1) * page, np.asarray([slots[n]], np.int32)) for n in numbers]
-        cuts = [i for i in range(1, len(numbers)) if numbers[i] != numbers[i - 1] + 1]
-        runs = [numbers[a:b] for a, b in zip([0, *cuts], [*cuts, len(numbers)], strict=True)]
-        return [Segment(run[0] * page, (run[-1] + 1) * page, np.asarray([slots[n] for n in run], np.int32)) for run in runs]
-
-    def _mark(self, fetch: Fetch, arrived: Flags, length: int) -> None:
-        """The storage has what it just gave."""
-        page = self._tree.page_size
-        node = self._tree.match(fetch.pages.view[:length], fetch.pages.extra_key).handle
-        while isinstance(node, Node) and node.parent is not None:
-            first, last = node.parent.end // page, min(node.end, length) // page
-            for c, (geometry, cell) in enumerate(zip(self._tree.store.geometries, node.cells, strict=True)):
-                numbers = range(last - 1, last) if geometry.at_node_end else range(first, last)
-                came = [n for n in numbers if arrived[c][n]]
-                if not came or (geometry.at_node_end and node.end > length):
-                    continue
-                marks = cell.stored
-                if marks is None:
-                    marks = cell.stored = PageMarks(node.start, 1 if geometry.at_node_end else last - first, page)
-                assert isinstance(marks, PageMarks)
-                marks.set([marks.place(n * page) for n in came], STORED)
-            node = node.parent
-
-    def _count(self, request: Request) -> None:
-        tokens = 1 if self._tree.store.geometries[request.c].at_node_end else self._tree.page_size
-        self._counters.storage_loaded_tokens += sum(request.came) * tokens
 
     def _end(self, fetch: Fetch) -> bool:
         self._pending.remove(fetch)

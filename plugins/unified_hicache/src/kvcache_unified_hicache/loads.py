@@ -78,7 +78,10 @@ class Loads:
         return missing, list(joined)
 
     def start(self, c: int, requests: Sequence[LoadRequest]) -> Loading:
-        """Load the host data of `requests` (from the root downwards) into the pages they name, as one transfer."""
+        """Load the host data of `requests` (from the root downwards) into the pages they name, as one transfer.
+
+        Raises what the controller raises when the source cannot be captured; the pages are free then.
+        """
         geometry, page = self._store.geometries[c], self._store.page_size
         sources: list[bytes] = []
         for node, _ in requests:
@@ -92,7 +95,11 @@ class Loads:
         self.running.update(operations)
         self._by_operation.update(dict.fromkeys(operations, loading))
         source = np.frombuffer(b"".join(sources), np.int32)
-        loading.transfer = self._controller.load(destination, source, geometry.name, lambda ok: self._commit(loading, ok))
+        try:
+            loading.transfer = self._controller.load(destination, source, geometry.name, lambda ok: self._commit(loading, ok))
+        except BaseException:
+            self._commit(loading, False)
+            raise
         return loading
 
     def leave(self, loading: Loading) -> None:

@@ -18,7 +18,7 @@ from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.guarded_store import GuardedStore, OpenGuard
 from kvcache_unified_hicache.host_tier import HostTier
 from kvcache_unified_hicache.node_digests import NodeDigests
-from kvcache_unified_hicache.page_bytes import PageBytes
+from kvcache_unified_hicache.page_bytes import HostPageBytes, PageBytes
 from kvcache_unified_hicache.persists import Persists
 from kvcache_unified_hicache.storage.guard import GuardSettings, StorageGuard
 from kvcache_unified_hicache.storage.page_frame import PageFrame
@@ -81,6 +81,26 @@ class StorageTier:
         )
         if self.persist_on == "never":
             log.warning("storage %s is only read: with persist_on: never nothing is written to it", hicache.storage.kind)
+
+
+def open_storage(
+    hicache: HiCacheConfig,
+    deps: CacheDeps,
+    tree: RadixTree,
+    host: HostTier,
+    counters: CacheCounters,
+    page_bytes: PageBytes | None,
+    open_guard: OpenGuard | None,
+) -> StorageTier:
+    """The tier below `host`, over its pools unless `page_bytes` replaces them. When it fails to open, the host's threads end."""
+    if page_bytes is None:
+        structs = [deps.pools[geometry.name].host_struct() for geometry in tree.store.geometries]
+        page_bytes = HostPageBytes(host.pools, structs)
+    try:
+        return StorageTier(hicache, deps, tree, host, page_bytes, counters, open_guard)
+    except BaseException:
+        host.controller.close()
+        raise
 
 
 def _open(hicache: HiCacheConfig, deps: CacheDeps) -> HiCacheStorage:
