@@ -21,6 +21,8 @@ from kvcache_sgl_jax.rank_allocator import RankAllocator
 from kvcache_sgl_jax.slots import Slots, pages_of, slots_of
 
 FULL = "full"
+LOAD_SECONDS = 10.0
+"""Far more than a copy takes; a load that is not there by then is given up, and its tokens are computed."""
 NO_SLOTS: Slots = np.empty(0, np.int32)
 
 
@@ -154,15 +156,19 @@ class RankCache:
     def load(self, held: HeldPrefix) -> Found | None:
         """Bring the host part of a match to the device. None when nothing came; else the slots that came, after the device part.
 
-        Unlike sgl-jax's own HiCache it evicts for it, and takes the part that fits where not all does.
+        Unlike sgl-jax's own HiCache it evicts for it, and takes the part that fits where not all does. It waits: sgl-jax has no
+        state for a request that is loading, and counts on the pages at once.
         """
         ticket = self.cache.load(held.match)
         if isinstance(ticket, Refused):
+            # What could be evicted for it may have been, and its copies go before sgl-jax writes those pages.
+            self._gate.flush()
             return None
         lock = ticket.lock
         assert lock is not None
-        self._gate.flush()
-        self.cache.poll()
+        if not ticket.wait(LOAD_SECONDS):
+            ticket.cancel()
+            return None
         if not ticket.ok:
             self.cache.unlock_ref(lock)
             return None
