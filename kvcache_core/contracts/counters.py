@@ -7,7 +7,7 @@ from typing import cast
 
 @dataclass(slots=True)
 class CacheCounters:
-    """Totals since the cache was built. Tokens unless a name says otherwise."""
+    """Totals since the cache was built. Tokens of every component unless a name says otherwise; a recurrent state is one."""
 
     lookups: int = 0
     """Calls of `lock_ref` that succeeded; `match_prefix` is pure and not counted."""

@@ -180,6 +180,33 @@ def test_close_after_persist_does_not_begin_again(stored):
     assert not is_stored(world, ids(1, 2))
 
 
+def test_close_ends_threads_whatever_fails_before(stored, monkeypatch):
+    world = stored(ROOM, StorageScript())
+    compute(world, ids(1, 2))
+
+    def broken(self, deadline):
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(Leftovers, "persist", broken)
+    with pytest.raises(RuntimeError, match="planted"):
+        world.cache.close()
+    assert world.stored.script.closed == world.script.closed == 1
+
+
+def test_a_state_counts_as_one_token_everywhere(stored):
+    world = stored(ROOM, StorageScript(), (FULL, RECURRENT))
+    compute(world, ids(1, 2))
+    world.settle()
+    counters = world.cache.counters
+    assert counters.inserted_tokens == counters.host_written_tokens == 9
+    world.persist(5.0)
+    assert counters.storage_written_tokens == 9
+    world.checked.evict("full", 16)
+    world.evict_host("recurrent", 1)
+    assert (counters.device_evicted_tokens, counters.host_evicted_tokens) == (8, 1)
+    finish(world)
+
+
 def test_an_unavailable_storage_ends_persist_at_once(stored):
     world = stored(ROOM, StorageScript())
     compute(world, ids(1, 2))

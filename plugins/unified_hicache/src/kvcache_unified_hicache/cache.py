@@ -67,6 +67,8 @@ class UnifiedRadixCache(BasePrefixCache):
         hicache = config.hicache
         self._tree = RadixTree(deps.page_size, self._components, host=hicache is not None, edge_cap=edge_cap)
         self._allocators = [deps.allocators[spec.name] for spec in specs]
+        # Tokens that an index stands for in the counters: a state is one.
+        self._unit = {component.name: 1 if component.at_node_end else deps.page_size for component in self._components}
         self._pool_set = deps.pool_set
         self._agree = deps.agree
         self._storage: StorageTier | None = None
@@ -102,11 +104,11 @@ class UnifiedRadixCache(BasePrefixCache):
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         result = self._tree.insert(ids, values, extra_key)
         self._persisted = False
-        offered = sum(len(segment.indices) for segments in values.values() for segment in segments)
-        duplicates = sum(map(len, result.duplicates.values()))
-        kept = offered - duplicates - sum(map(len, result.refused.values()))
-        self.counters.inserted_tokens += kept * self._tree.page_size
-        self.counters.duplicate_tokens += duplicates * self._tree.page_size
+        for name, segments in values.items():
+            unit, duplicates = self._unit[name], len(result.duplicates[name])
+            offered = sum(len(segment.indices) for segment in segments)
+            self.counters.inserted_tokens += (offered - duplicates - len(result.refused[name])) * unit
+            self.counters.duplicate_tokens += duplicates * unit
         if self._host is not None and self._host.backup_on_insert and result.length:
             self._back_up_path(ids, result.length, extra_key)
         return result
@@ -132,7 +134,7 @@ class UnifiedRadixCache(BasePrefixCache):
             self._tree.store.demote(victim, c, reclaimed)
         self._freeing.give_up(reclaimed)
         freed = reclaimed.count(DEVICE, c)
-        self.counters.device_evicted_tokens += freed * self._tree.page_size
+        self.counters.device_evicted_tokens += freed * self._unit[component]
         return freed
 
     def size(self, component: str, tier: Tier = "device") -> SizeInfo:
@@ -219,12 +221,17 @@ class UnifiedRadixCache(BasePrefixCache):
         if self._host is None or self._closed:
             return
         self._closed = True
-        if self._storage is not None:
-            self._storage.fetches.forget()
-            if not self._persisted:
-                self.persist(self._persist_timeout)
-            self._storage.guard.close(CLOSE_TIMEOUT)
-        self._host.controller.close()
+        try:
+            if self._storage is not None:
+                self._storage.fetches.forget()
+                if not self._persisted:
+                    self.persist(self._persist_timeout)
+        finally:
+            try:
+                if self._storage is not None:
+                    self._storage.guard.close(CLOSE_TIMEOUT)
+            finally:
+                self._host.controller.close()
 
     def check_integrity(self, request_owned: Mapping[str, Indices] | None = None) -> None:
         host, storage, tree = self._host, self._storage, self._tree

@@ -184,7 +184,9 @@ class HostTier:
             pool.check_integrity()
 
     def _count_evicted(self, component: str, slots: Indices) -> None:
-        self._counters.host_evicted_tokens += len(slots) * self._tree.page_size
+        store = self._tree.store
+        unit = 1 if store.geometries[store.components[component]].at_node_end else store.page_size
+        self._counters.host_evicted_tokens += len(slots) * unit
 
     def _warn(self, deps: CacheDeps, names: Sequence[str], totals: Sequence[int]) -> None:
         for name, total in zip(names, totals, strict=True):
