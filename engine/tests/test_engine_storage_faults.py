@@ -77,7 +77,6 @@ def run(qwen3, plain, lines):
 
     def with_fault(fault, on="insert", timeout=0.1, persist_timeout=1.0, stop=None) -> tuple[RunReport, FaultSwitch]:
         switch = FaultSwitch()
-        stop = Interrupt() if stop is None else stop
         values = {
             "cache_type": "unified_radix_cache",
             "page_size": PAGE,
@@ -95,7 +94,7 @@ def run(qwen3, plain, lines):
         config = CacheConfig.model_validate(values, context={"registry": registry})
         engine = build_engine(config, ENGINE, qwen3, registry, like=plain[0])
         try:
-            report = serve(engine, ENGINE, lines, Watcher(switch, fault, stop), stop)
+            report = serve(engine, ENGINE, lines, Watcher(switch, fault, stop), stop or Interrupt())
         finally:
             switch.release()
         engine.cache.check_integrity()
