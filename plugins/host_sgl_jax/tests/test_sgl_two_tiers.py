@@ -3,6 +3,8 @@
 The pool is a stand-in with sgl-jax's arrays; the cache, its host memory and the copies are the real ones.
 """
 
+import time
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,9 +96,17 @@ class Host:
         request = HostRequest(ids, 0, held, fill_ids=ids, committed=len(ids))
         self.rank.offer_chunk(request)
         self.rank.finish(request, insert=True)
-        self.rank.turn()
+        self.settle()
         self.cache.check_integrity({})
         return len(device), len(have) - len(device)
+
+    def settle(self):
+        """Steps in which nothing is computed, until copies to L2 are committed: before that they can serve nobody."""
+        end = time.monotonic() + 60
+        self.rank.turn()
+        while self.cache.size(FULL, "host").in_flight:
+            assert time.monotonic() < end, "a copy to L2 is never committed"
+            self.rank.turn()
 
 
 @pytest.mark.parametrize("page_size", [1, 4])
