@@ -9,8 +9,6 @@ storage guard's.
 from collections.abc import Mapping
 from typing import Final, cast, final
 
-import numpy as np
-
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache, Tier
 from kvcache_core.contracts.locks import Lock, Refused, Ticket
@@ -20,17 +18,18 @@ from kvcache_core.deps import CacheDeps
 from kvcache_radix.integrity import check_ownership, check_tree
 from kvcache_radix.node import Node
 from kvcache_radix.reclaimed import Reclaimed
-from kvcache_radix.store import DEVICE, HOST
+from kvcache_radix.store import DEVICE
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.fetch_ticket import FetchTicket
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.guarded_store import OpenGuard
 from kvcache_unified_hicache.host_tier import HostTier
-from kvcache_unified_hicache.integrity import check_digests, check_operations, destinations
+from kvcache_unified_hicache.integrity import check_host, check_operations, destinations
 from kvcache_unified_hicache.leftovers import Leftovers
 from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.operation import Operation
 from kvcache_unified_hicache.page_bytes import PageBytes
+from kvcache_unified_hicache.places import component_number
 from kvcache_unified_hicache.requests import HookRequests
 from kvcache_unified_hicache.storage_tier import StorageTier, open_storage
 from kvcache_unified_hicache.ticket import LoadTicket
@@ -116,7 +115,7 @@ class UnifiedRadixCache(BasePrefixCache):
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
         """Frees at least min(n, evictable); the last victim is trimmed. Without a host tier nothing is copied. Raises KeyError
         for an unknown component or tier."""
-        c = self._place(component, tier)
+        c = component_number(self._tree.store, component, tier)
         if tier == "host":
             assert self._host is not None
             return self._host.evict(c, n)
@@ -138,7 +137,7 @@ class UnifiedRadixCache(BasePrefixCache):
         return freed
 
     def size(self, component: str, tier: Tier = "device") -> SizeInfo:
-        c = self._place(component, tier)
+        c = component_number(self._tree.store, component, tier)
         if tier == "host":
             assert self._host is not None
             return self._host.size(c, 0 if self._storage is None else self._storage.fetches.in_flight[c])
@@ -241,14 +240,8 @@ class UnifiedRadixCache(BasePrefixCache):
         for c, component in enumerate(self._components):
             owned = None if request_owned is None else request_owned.get(component.name, NO_INDICES)
             check_ownership(tree, DEVICE, c, self.size(component.name), owned, destinations(loads, c))
-            if host is not None:
-                fetched = NO_INDICES if storage is None else storage.fetches.owned(c)
-                coming = np.concatenate([destinations(host.backups.running, c), fetched])
-                check_ownership(tree, HOST, c, self.size(component.name, "host"), NO_INDICES, coming)
         if host is not None:
-            host.check_integrity()
-        if storage is not None:
-            check_digests(tree.store, storage.keys)
+            check_host(tree, host, storage, [self.size(component.name, "host") for component in self._components])
 
     # L1 -> L2
 
@@ -308,14 +301,6 @@ class UnifiedRadixCache(BasePrefixCache):
         """An idle step: what is queued is dispatched, what is complete is committed."""
         self._pool_set.give(self._pool_set.take())
         self.poll()
-
-    def _place(self, component: str, tier: Tier) -> int:
-        c = self._tree.store.components.get(component)
-        if c is None:
-            raise KeyError(f"this cache has the components {', '.join(self._tree.store.components)}, not {component!r}")
-        if tier not in ("device", "host") or (tier == "host" and self._host is None):
-            raise KeyError(f"this cache has no tier {tier!r}" + ("; set hicache to get L2" if tier == "host" else ""))
-        return c
 
 
 def make(config: CacheConfig, deps: CacheDeps) -> UnifiedRadixCache:
