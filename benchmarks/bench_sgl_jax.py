@@ -39,7 +39,8 @@ class Timed:
         self._cache = cache
         self.seconds = 0.0
         self.calls = 0
-        self.idle = False
+        self.idle = True
+        """Between the rounds: the scheduler goes on turning, as often as the machine lets it."""
         for name in METHODS:
             if name in dir(cache):
                 setattr(self, name, self._timed(getattr(cache, name)))
@@ -59,19 +60,6 @@ class Timed:
                 self.calls += 1
 
         return call
-
-
-def leave_out_idle_steps(scheduler: Any) -> None:
-    """An idle scheduler checks its memory over and over, as often as the machine lets it."""
-    on_idle = scheduler.on_idle
-
-    def check() -> None:
-        timed = scheduler.tree_cache
-        timed.idle = True
-        on_idle()
-        timed.idle = False
-
-    scheduler.on_idle = check
 
 
 def prompts_of(rng: random.Random, requests: int, length: int) -> list[list[list[int]]]:
@@ -109,10 +97,11 @@ def serve(engine: Any, scheduler: Any, cache: Any, rounds: list[list[list[int]]]
     scheduler.tree_cache = scheduler.policy.tree_cache = timed
     # Again, because a flush also makes the empty running batch, which holds the cache.
     engine.flush_cache()
-    timed.seconds, timed.calls = 0.0, 0
     steps, hit = scheduler.forward_ct, 0
     for prompts in rounds:
+        timed.idle = False
         results = engine.generate(input_ids=prompts, sampling_params={"temperature": 0, "max_new_tokens": 16, "ignore_eos": True})
+        timed.idle = True
         hit += sum(result["meta_info"]["cached_tokens"] for result in results)
     wait_until_idle(scheduler)
     steps = scheduler.forward_ct - steps
@@ -139,8 +128,6 @@ def main() -> None:
         theirs, ours = scheduler.tree_cache, build_ours(scheduler, arguments.hicache_ratio)
         if arguments.overlap:
             ours._donation_barrier = scheduler._wait_donation_safe  # noqa: SLF001  as the scheduler does with a cache it made
-        scheduler.tree_cache = Timed(theirs)
-        leave_out_idle_steps(scheduler)
         rng = random.Random(0)
         pairs: list[dict[str, dict[str, float]]] = []
         for number in range(WARM_UP + arguments.pairs):
