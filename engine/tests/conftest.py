@@ -14,12 +14,14 @@ from jax.sharding import Mesh
 
 from kvcache_conformance.tiny_models import tiny_qwen3, write_model_folder
 from kvcache_core.transfer_queue import TransferQueue
+from kvcache_engine.batch import Batch
 from kvcache_engine.mesh import make_mesh
 from kvcache_engine.model.loaded import LoadedModel, load_model
+from kvcache_engine.pools.model_pools import model_pools
 from kvcache_engine.pools.page_allocator import PageAllocator
-from kvcache_engine.pools.paged_kv_pool import PagedKVPool, Pages
+from kvcache_engine.pools.paged_kv_pool import Pages
 from kvcache_engine.pools.pool_set import EnginePools
-from kvcache_engine.runner import Batch, ModelRunner
+from kvcache_engine.runner import ModelRunner
 
 GOLDEN = Path(__file__).parent / "golden"
 
@@ -52,17 +54,8 @@ class BareHost:
         mesh: Mesh | None = None,
         dtype: str = "float32",
     ) -> None:
-        config = model.config
         self.page_size, self.max_chunk = page_size, max_chunk
-        self.pool = PagedKVPool(
-            layers=config.layers,
-            total_pages=total_pages,
-            page_size=page_size,
-            kv_heads=config.kv_heads,
-            head_dim=config.head_dim,
-            dtype=dtype,
-            mesh=mesh,
-        )
+        self.pool = model_pools(model.config, page_size, {"full": total_pages}, mesh, dtype)["full"]
         self.allocator = PageAllocator(total_pages)
         self.pools = EnginePools({"full": self.pool}, TransferQueue({"full": self.pool}))
         self.runner = ModelRunner(model, {"full": self.pool}, page_size, mesh, max_chunk=max_chunk)

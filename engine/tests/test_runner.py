@@ -8,12 +8,13 @@ import jax
 import numpy as np
 import pytest
 
+from kvcache_engine.batch import Batch
 from kvcache_engine.buckets import bucket
 from kvcache_engine.errors import ShardingError
 from kvcache_engine.mesh import make_mesh
 from kvcache_engine.model.loaded import load_model
 from kvcache_engine.pools.paged_kv_pool import PagedKVPool
-from kvcache_engine.runner import Batch, ModelRunner
+from kvcache_engine.runner import ModelRunner
 
 
 def numbers(*values) -> np.ndarray:

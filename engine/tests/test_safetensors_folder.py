@@ -11,6 +11,7 @@ from safetensors.numpy import load_file, save_file
 from kvcache_conformance.tiny_models import tiny_qwen3, tiny_tensors, write_model_folder
 from kvcache_engine.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
 from kvcache_engine.model.loaded import load_model
+from kvcache_engine.model.softmax_attention import SoftmaxAttention
 from kvcache_engine.weights.safetensors_file import SafetensorsFolder
 
 
@@ -35,8 +36,8 @@ def test_parameters_as_the_model_applies_them(folder) -> None:
     tensors, model = tiny_tensors(tiny_qwen3()), load_model(folder)
     assert model.model_id == "tiny"
     np.testing.assert_array_equal(model.params.embed, tensors["model.embed_tokens.weight"])
-    np.testing.assert_array_equal(model.params.layers[1].down, tensors["model.layers.1.mlp.down_proj.weight"].T)
-    np.testing.assert_array_equal(model.params.layers[0].q_norm, tensors["model.layers.0.self_attn.q_norm.weight"])
+    np.testing.assert_array_equal(model.params.layers[1]["down"], tensors["model.layers.1.mlp.down_proj.weight"].T)
+    np.testing.assert_array_equal(model.params.layers[0]["q_norm"], tensors["model.layers.0.self_attn.q_norm.weight"])
     np.testing.assert_array_equal(model.params.output, tensors["lm_head.weight"].T)
 
 
@@ -60,7 +61,7 @@ def test_narrow_floats_are_widened(folder, dtype) -> None:
 
 
 def test_parameters_in_another_dtype(folder) -> None:
-    assert load_model(folder, dtype=jnp.bfloat16).params.layers[0].q.dtype == jnp.bfloat16
+    assert load_model(folder, dtype=jnp.bfloat16).params.layers[0]["q"].dtype == jnp.bfloat16
 
 
 def test_the_version_changes_with_the_weights_and_the_config(folder) -> None:
@@ -107,7 +108,9 @@ def test_models_that_compute_differently(folder, changes, message) -> None:
 
 def test_the_newer_place_of_the_rotary_base(folder) -> None:
     edit_json(folder / "config.json", rope_theta=None, rope_parameters={"rope_type": "default", "rope_theta": 123.0})
-    assert SafetensorsFolder(folder).config.rope_base == 123.0
+    [layer] = set(SafetensorsFolder(folder).config.layers)
+    assert isinstance(layer.mixer, SoftmaxAttention)
+    assert layer.mixer.rope_base == 123.0
 
 
 @pytest.mark.parametrize("changes", [{"hidden_size": None}, {"num_hidden_layers": -1}, {"vocab_size": "many"}])

@@ -24,8 +24,9 @@ from kvcache_engine.kv_manager import KVManager
 from kvcache_engine.limits import Limits
 from kvcache_engine.mesh import make_mesh
 from kvcache_engine.model.loaded import LoadedModel, Progress, load_model
+from kvcache_engine.pools.engine_pool import EnginePool
+from kvcache_engine.pools.model_pools import model_pools
 from kvcache_engine.pools.page_allocator import PageAllocator
-from kvcache_engine.pools.paged_kv_pool import PagedKVPool
 from kvcache_engine.pools.pool_set import EnginePools
 from kvcache_engine.runner import ModelRunner
 from kvcache_engine.sampling import Sampler
@@ -38,7 +39,7 @@ class Engine:
 
     model: LoadedModel
     resolution: Resolution
-    pools: Mapping[str, PagedKVPool]
+    pools: Mapping[str, EnginePool]
     pool_set: EnginePools
     cache: BasePrefixCache
     allocators: Mapping[str, Allocator]
@@ -96,10 +97,11 @@ def build_engine(
         )
     page_size = config.page_size
     total = -(-engine.device_tokens // page_size)
-    pools = _pools(model, page_size, total) if like is None else like.pools
+    totals = dict.fromkeys(model.config.components, total)
+    pools = model_pools(model.config, page_size, totals, model.mesh) if like is None else like.pools
     queue = TransferQueue(pools)
     pool_set = _pool_set(pools, queue, engine.device_tokens)
-    allocators: Mapping[str, Allocator] = {"full": PageAllocator(total)}
+    allocators: Mapping[str, Allocator] = {name: PageAllocator(total) for name, total in totals.items()}
     # One process owns all devices of the mesh, so it is rank 0 of 1 whatever the mesh's size.
     deps = CacheDeps(
         model=model.spec,
@@ -131,7 +133,7 @@ def build_engine(
     return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
 
 
-def _pool_set(pools: Mapping[str, PagedKVPool], queue: TransferQueue, device_tokens: int) -> EnginePools:
+def _pool_set(pools: Mapping[str, EnginePool], queue: TransferQueue, device_tokens: int) -> EnginePools:
     needed = sum(pool.bytes_per_page * (1 + pool.total_pages) for pool in pools.values())
     too_large = ConfigError(
         f"{device_tokens} tokens need {needed / 2**30:.1f} GiB of device memory, more than there is; lower it",
@@ -144,16 +146,3 @@ def _pool_set(pools: Mapping[str, PagedKVPool], queue: TransferQueue, device_tok
         return EnginePools(pools, queue)
     except (jax.errors.JaxRuntimeError, MemoryError) as error:
         raise too_large from error
-
-
-def _pools(model: LoadedModel, page_size: int, total_pages: int) -> Mapping[str, PagedKVPool]:
-    config = model.config
-    pool = PagedKVPool(
-        layers=config.layers,
-        total_pages=total_pages,
-        page_size=page_size,
-        kv_heads=config.kv_heads,
-        head_dim=config.head_dim,
-        mesh=model.mesh,
-    )
-    return {"full": pool}

@@ -12,7 +12,8 @@ import numpy.typing as npt
 
 from kvcache_core.contracts.pools import PoolSet
 from kvcache_core.contracts.results import Indices
-from kvcache_engine.runner import Batch, ModelRunner
+from kvcache_engine.batch import Batch
+from kvcache_engine.runner import ModelRunner
 from kvcache_engine.scheduler import Row
 
 

@@ -3,41 +3,25 @@
 It knows nothing about requests, caches or sampling; which page belongs to whom is the caller's business.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple, final
+from typing import Any, final
 
 import jax
 import jax.numpy as jnp
-import numpy as np
-import numpy.typing as npt
 from jax.sharding import Mesh
 
-from kvcache_engine.buckets import bucket, buckets
+from kvcache_core.contracts.pools import Buffers
+from kvcache_engine.batch import Batch
+from kvcache_engine.buckets import buckets
 from kvcache_engine.mesh import split_axis
-from kvcache_engine.model.llama import Context, decoder_layer, embed_tokens, last_logits, output_logits
+from kvcache_engine.model.config import LayerConfig
+from kvcache_engine.model.decoder import decoder_layer, embed_tokens, last_logits, output_logits
 from kvcache_engine.model.loaded import LoadedModel
-from kvcache_engine.pools.paged_kv_pool import Buffers, PagedKVPool
-
-_COMPONENT = "full"
-_SMALLEST_CHUNK = 16
-_SMALLEST_KEYS = 256
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """One forward of B rows, each with up to T new tokens. All arrays are int32, owned by the caller and only read.
-
-    ids: [B, T]; start: [B], absolute position of ids[:, 0]; lengths: [B], how many of a row's T tokens are real (at least 1);
-    page_tables: by component [B, P], page number by page ordinal, 0 (the dummy) where a row has no page.
-    """
-
-    ids: npt.NDArray[np.int32]
-    start: npt.NDArray[np.int32]
-    lengths: npt.NDArray[np.int32]
-    page_tables: Mapping[str, npt.NDArray[np.int32]]
+from kvcache_engine.model.views import PageView, StateView
+from kvcache_engine.padded_batch import SMALLEST_CHUNK, BatchPadder, PaddedBatch
+from kvcache_engine.pools.engine_pool import EnginePool
 
 
 @final
@@ -51,7 +35,7 @@ class ModelRunner:
     def __init__(
         self,
         model: LoadedModel,
-        pools: Mapping[str, PagedKVPool],
+        pools: Mapping[str, EnginePool],
         page_size: int,
         mesh: Mesh | None = None,
         *,
@@ -65,32 +49,31 @@ class ModelRunner:
         Raises ValueError when pools and model do not fit.
         """
         config = model.config
-        if set(pools) != {_COMPONENT}:
-            raise ValueError(f"this model has the component {_COMPONENT!r}; there are pools for {sorted(pools)}")
-        pool = pools[_COMPONENT]
-        expected = (page_size, config.kv_heads, config.head_dim)
-        if pool.page_shape != expected or pool.layers != config.layers:
-            raise ValueError(
-                f"the model needs {config.layers} layers of pages {expected}; the pool has {pool.layers} of {pool.page_shape}"
-            )
-        if not jnp.issubdtype(pool.dtype, jnp.floating):
-            raise ValueError(f"keys and values are floating-point numbers; the pool holds {pool.dtype}")
+        _check_pools(model, pools, page_size)
         if model.mesh != mesh:
             raise ValueError("the model's parameters and the runner must be on the same mesh")
-        self._model, self._pool, self._page_size, self._max_chunk = model, pool, page_size, max_chunk
+        self._model, self._max_chunk = model, max_chunk
         self._compiled = 0
         self._tokens_computed = 0
         self._max_batch = max_batch
-        self._narrowest = bucket(-(-_SMALLEST_KEYS // page_size))
         self._widest = 0
-        self._everywhere = split_axis(mesh, None)
-        spread = pool.sharding
-        layer_out = None if spread is None else (self._everywhere, spread, spread)
-        self._embed = self._program(embed_tokens, out=self._everywhere)
-        # The residual stream and the layer's pools are donated: writing a page must not copy the pool.
-        self._layer = self._program(partial(decoder_layer, config, pool.dtype), donate=(1, 2, 3), out=layer_out)
-        self._all_logits = self._program(partial(output_logits, config), out=self._everywhere)
-        self._last_logits = self._program(partial(last_logits, config), out=self._everywhere)
+        everywhere = split_axis(mesh, None)
+        totals = {name: pool.total_pages for name, pool in pools.items()}
+        self._padder = BatchPadder(config, totals, page_size, max_chunk, everywhere)
+        # Where each layer's arrays are in its component's pool.
+        self._places = [
+            (layer.mixer.component, config.layers_of(layer.mixer.component).index(i)) for i, layer in enumerate(config.layers)
+        ]
+        self._embed = self._program(partial(embed_tokens, config), out=everywhere)
+        self._layers: dict[LayerConfig, Callable[..., Any]] = {}
+        for layer in config.layers:
+            pool = pools[layer.mixer.component]
+            out = None if everywhere is None else (everywhere, pool.sharding, pool.sharding)
+            if layer not in self._layers:
+                # The residual stream and the layer's arrays are donated: writing a page must not copy the pool.
+                self._layers[layer] = self._program(partial(decoder_layer, config, layer, pool.dtype), donate=(1, 2, 3), out=out)
+        self._all_logits = self._program(partial(output_logits, config), out=everywhere)
+        self._last_logits = self._program(partial(last_logits, config), out=everywhere)
 
     @property
     def compile_count(self) -> int:
@@ -111,96 +94,49 @@ class ModelRunner:
         real token, [B', vocab], or with `all_logits` those of every position, [B', T', vocab]: B' >= B and T' >= T are the
         padded sizes, and what lies beyond B, or beyond a row's length, is meaningless.
 
-        Raises ValueError, before anything is donated, for shapes that do not agree, ids outside the vocabulary, positions
-        outside the context or the page table, and more tokens than `max_chunk`.
+        Raises ValueError, before anything is donated, for a batch that `BatchPadder.pad` refuses.
         """
-        inputs = self._prepare(batch)
+        inputs = self._padder.pad(batch)
         if self._max_batch is not None:
-            buffers = self._compile_up_to(inputs.page_table.shape[1], self._max_batch, buffers)
+            buffers = self._compile_up_to(inputs.width, self._max_batch, buffers)
         params = self._model.params
-        k_pools, v_pools = list(buffers[_COMPONENT].k), list(buffers[_COMPONENT].v)
-        x, cos, sin = self._embed(params.embed, params.inv_freq, inputs.ids, inputs.positions)
-        context = Context(cos, sin, inputs.positions, inputs.pages, inputs.slots, inputs.kv_lengths, inputs.page_table)
-        for i, layer in enumerate(params.layers):
-            x, k_pools[i], v_pools[i] = self._layer(layer, x, k_pools[i], v_pools[i], context)
+        x, buffers = self._through(range(len(params.layers)), inputs, buffers)
         if all_logits:
             logits = self._all_logits(params.final_norm, params.output, params.embed, x)
         else:
             logits = self._last_logits(params.final_norm, params.output, params.embed, x, inputs.last)
         self._tokens_computed += inputs.valid_tokens
-        return {**buffers, _COMPONENT: Buffers(tuple(k_pools), tuple(v_pools))}, logits
+        return buffers, logits
+
+    def _through(
+        self, layers: Iterable[int], inputs: PaddedBatch, buffers: Mapping[str, Buffers]
+    ) -> tuple[jax.Array, dict[str, Buffers]]:
+        """The residual stream after `layers`, by number, and the buffers that replace `buffers`."""
+        params, config = self._model.params, self._model.config
+        x, angles = self._embed(params.embed, params.inv_freq, inputs.ids, inputs.positions)
+        views: dict[str, PageView | StateView] = dict(inputs.states)
+        views |= {name: places.rotated(*angles[name]) for name, places in inputs.pages.items()}
+        arrays = {name: (list(held[0]), list(held[1])) for name, held in buffers.items()}
+        for i in layers:
+            name, at = self._places[i]
+            first, second = arrays[name]
+            program = self._layers[config.layers[i]]
+            x, first[at], second[at] = program(params.layers[i], x, first[at], second[at], views[name])
+        return x, {name: held._make(map(tuple, arrays[name])) for name, held in buffers.items()}
 
     def _compile_up_to(self, width: int, max_batch: int, buffers: Mapping[str, Buffers]) -> Mapping[str, Buffers]:
         """Run every program for page tables of up to `width` pages once, on padding alone: nothing is written, and one layer
-        stands for all. Returns the buffers that replace `buffers`."""
-        chunks = buckets(self._max_chunk, _SMALLEST_CHUNK)
+        stands for all of its kind. Returns the buffers that replace `buffers`."""
+        chunks = buckets(self._max_chunk, SMALLEST_CHUNK)
         shapes = [*((1, steps) for steps in chunks), *((rows, 1) for rows in buckets(max_batch))]
+        params, kinds = self._model.params, self._model.config.layers
         while self._widest < width:
-            self._widest = 2 * self._widest if self._widest else self._narrowest
+            self._widest = 2 * self._widest if self._widest else self._padder.narrowest
             for shape in shapes:
-                buffers = self._run_padding(shape, self._widest, buffers)
+                inputs = self._padder.padding(shape, self._widest)
+                x, buffers = self._through([kinds.index(kind) for kind in self._layers], inputs, buffers)
+                self._last_logits(params.final_norm, params.output, params.embed, x, inputs.last)
         return buffers
-
-    def _run_padding(self, shape: tuple[int, int], width: int, buffers: Mapping[str, Buffers]) -> Mapping[str, Buffers]:
-        none, row = np.zeros(shape, np.int32), np.zeros(shape[0], np.int32)
-        dropped = np.full(shape, 1 + self._pool.total_pages, np.int32)
-        arrays = (none, none, dropped, none, row, np.zeros((shape[0], width), np.int32), row)
-        inputs = _Inputs(*jax.device_put(arrays, self._everywhere), valid_tokens=0)
-        params, (k_pools, v_pools) = self._model.params, buffers[_COMPONENT]
-        x, cos, sin = self._embed(params.embed, params.inv_freq, inputs.ids, inputs.positions)
-        context = Context(cos, sin, inputs.positions, inputs.pages, inputs.slots, inputs.kv_lengths, inputs.page_table)
-        x, k, v = self._layer(params.layers[0], x, k_pools[0], v_pools[0], context)
-        self._last_logits(params.final_norm, params.output, params.embed, x, inputs.last)
-        return {**buffers, _COMPONENT: Buffers((k, *k_pools[1:]), (v, *v_pools[1:]))}
-
-    def _prepare(self, batch: Batch) -> "_Inputs":
-        """Check `batch`, pad it to its bucket, and turn positions into pages and slots."""
-        table = batch.page_tables[_COMPONENT]
-        self._check(batch, table)
-        rows, steps = batch.ids.shape
-        ends = batch.start + batch.lengths
-        pages_needed = -(-int(ends.max()) // self._page_size)
-        shape = (bucket(rows), 1 if steps == 1 else bucket(steps, _SMALLEST_CHUNK))
-        width = bucket(pages_needed, self._narrowest)
-
-        ids = np.zeros(shape, np.int32)
-        ids[:rows, :steps] = batch.ids
-        lengths, start, kv_lengths = (np.zeros(shape[0], np.int32) for _ in range(3))
-        lengths[:rows], start[:rows], kv_lengths[:rows] = batch.lengths, batch.start, ends
-        page_table = np.zeros((shape[0], width), np.int32)
-        used = min(width, table.shape[1])
-        page_table[:rows, :used] = table[:, :used]
-
-        positions = start[:, None] + np.arange(shape[1], dtype=np.int32)
-        valid = np.arange(shape[1]) < lengths[:, None]
-        ordinal = np.minimum(positions // self._page_size, width - 1)
-        pages = np.take_along_axis(page_table, ordinal, axis=1)
-        if not (pages[valid] > 0).all():
-            raise ValueError("a new token lies on the dummy page 0: its row's page table is too short")
-        # Padding must not be written anywhere, the dummy page included: out of range, it is dropped.
-        pages = np.where(valid, pages, np.int32(1 + self._pool.total_pages))
-        arrays = (ids, positions, pages, positions % self._page_size, kv_lengths, page_table, np.maximum(lengths - 1, 0))
-        return _Inputs(*jax.device_put(arrays, self._everywhere), valid_tokens=int(np.count_nonzero(valid)))
-
-    def _check(self, batch: Batch, table: npt.NDArray[np.int32]) -> None:
-        rows, steps = batch.ids.shape
-        if rows < 1 or batch.start.shape != (rows,) or batch.lengths.shape != (rows,) or table.ndim != 2 or len(table) != rows:
-            raise ValueError(
-                f"ids {batch.ids.shape}, start {batch.start.shape}, lengths {batch.lengths.shape} and page table {table.shape} "
-                "do not have the same rows"
-            )
-        if steps > self._max_chunk or int(batch.lengths.min()) < 1 or int(batch.lengths.max()) > steps:
-            raise ValueError(f"rows must bring 1 to {min(steps, self._max_chunk)} tokens; lengths are {batch.lengths.tolist()}")
-        last = int((batch.start + batch.lengths).max())
-        if int(batch.start.min()) < 0 or last > self._model.config.context_length or last > table.shape[1] * self._page_size:
-            raise ValueError(
-                f"positions {int(batch.start.min())} to {last} must fit a context of {self._model.config.context_length} tokens "
-                f"and {table.shape[1]} pages of {self._page_size}"
-            )
-        if int(batch.ids.min()) < 0 or int(batch.ids.max()) >= self._model.config.vocab_size:
-            raise ValueError(f"token ids must be 0 to {self._model.config.vocab_size - 1}")
-        if int(table.min()) < 0 or int(table.max()) > self._pool.total_pages:
-            raise ValueError(f"page numbers must be 0 to {self._pool.total_pages}")
 
     def _program(self, function: Callable[..., Any], donate: tuple[int, ...] = (), out: Any = None) -> Callable[..., Any]:
         """`function` compiled once per shape, counted when it is traced."""
@@ -215,17 +151,19 @@ class ModelRunner:
         return jax.jit(traced, donate_argnums=donate, out_shardings=out)
 
 
-class _Inputs(NamedTuple):
-    """A padded batch on the devices; fields as in `model.llama.Context`, and `last` [B], the index of each row's last token."""
-
-    ids: jax.Array
-    positions: jax.Array
-    pages: jax.Array
-    slots: jax.Array
-    kv_lengths: jax.Array
-    page_table: jax.Array
-    last: jax.Array
-    valid_tokens: int
+def _check_pools(model: LoadedModel, pools: Mapping[str, EnginePool], page_size: int) -> None:
+    config = model.config
+    if set(pools) != set(config.components):
+        raise ValueError(f"this model has the components {list(config.components)}; there are pools for {sorted(pools)}")
+    for name, mixer in {**config.page_mixers(), **config.state_mixers()}.items():
+        pool, expected, layers = pools[name], mixer.unit_shapes(page_size), len(config.layers_of(name))
+        if pool.unit_shapes != expected or pool.layers != layers:
+            raise ValueError(
+                f"component {name!r}: the model needs {layers} layers of pages {expected}; "
+                f"the pool has {pool.layers} of {pool.unit_shapes}"
+            )
+        if not jnp.issubdtype(pool.dtype, jnp.floating):
+            raise ValueError(f"keys, values and states are floating-point numbers; the pool holds {pool.dtype}")
 
 
 def _full_precision() -> AbstractContextManager[object]:

@@ -8,9 +8,9 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from kvcache_core.contracts.model_spec import ComponentSpec, ModelSpec
+from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_engine.model.config import ModelConfig
-from kvcache_engine.model.params import Fetch, ModelParams, global_shapes, layer_shapes, place_params
+from kvcache_engine.model.params import Fetch, ModelParams, place_params, tensor_count
 from kvcache_engine.tokenizer import Tokenizer
 from kvcache_engine.weights.source import open_checkpoint
 
@@ -31,8 +31,8 @@ class LoadedModel:
 
     @property
     def spec(self) -> ModelSpec:
-        """The model as the cache's builder wants to know it: one component, full attention."""
-        return ModelSpec(self.model_id, self.model_version, "full_attention", (ComponentSpec("full"),))
+        """The model as the cache's builder wants to know it."""
+        return ModelSpec(self.model_id, self.model_version, self.config.model_class, self.config.component_specs())
 
 
 def load_model(
@@ -48,7 +48,7 @@ def load_model(
     report(f"opening {source}", 0, 0)
     checkpoint = open_checkpoint(source)
     config = checkpoint.config
-    total = len(global_shapes(config)) + config.layers * len(layer_shapes(config))
+    total = tensor_count(config)
     params = place_params(config, _counted(checkpoint.fetch, total, report), mesh, dtype)
     tokenizer = checkpoint.tokenizer()
     report("computing the model's version", total, total)

@@ -11,57 +11,32 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh
 
-from kvcache_engine.mesh import heads_are_split, mesh_size, split_axis
-from kvcache_engine.model.config import ModelConfig
+from kvcache_engine.mesh import mesh_size, split_axis
+from kvcache_engine.model.config import LayerConfig, ModelConfig
+from kvcache_engine.model.mixer import Shape
 
-Shape = tuple[int, ...]
 Fetch = Callable[[str, int | None], npt.NDArray[np.float32]]
 """(field name, layer or None) -> the parameter on the host, already of the expected shape."""
-
-
-class LayerParams(NamedTuple):
-    """One layer. Matrices are [in, out]; norms [width], per-head norms [head_dim], or None."""
-
-    attn_norm: jax.Array
-    q: jax.Array
-    k: jax.Array
-    v: jax.Array
-    o: jax.Array
-    mlp_norm: jax.Array
-    gate: jax.Array
-    up: jax.Array
-    down: jax.Array
-    q_norm: jax.Array | None = None
-    k_norm: jax.Array | None = None
+LayerParams = dict[str, jax.Array]
+"""By field name: those of `layer_shapes`."""
 
 
 class ModelParams(NamedTuple):
-    """`embed` [vocab, width]; `output` [width, vocab], or None when the embedding serves as output; `inv_freq` [head_dim / 2]."""
+    """`embed` [vocab, width]; `output` [width, vocab], or None when the embedding serves as output; `inv_freq`: by component with
+    pages, float32 [rotated / 2]."""
 
     embed: jax.Array
     layers: tuple[LayerParams, ...]
     final_norm: jax.Array
     output: jax.Array | None
-    inv_freq: jax.Array
+    inv_freq: dict[str, jax.Array]
 
 
-def layer_shapes(config: ModelConfig) -> dict[str, Shape]:
-    """The fields every layer of `config` has, with their shapes."""
-    width, mlp, dim = config.width, config.mlp_width, config.head_dim
-    shapes: dict[str, Shape] = {
-        "attn_norm": (width,),
-        "q": (width, config.heads * dim),
-        "k": (width, config.kv_heads * dim),
-        "v": (width, config.kv_heads * dim),
-        "o": (config.heads * dim, width),
-        "mlp_norm": (width,),
-        "gate": (width, mlp),
-        "up": (width, mlp),
-        "down": (mlp, width),
-    }
-    if config.qk_norm:
-        shapes |= {"q_norm": (dim,), "k_norm": (dim,)}
-    return shapes
+def layer_shapes(config: ModelConfig, layer: int) -> dict[str, Shape]:
+    """The fields of one layer with their shapes: its norms, its mixer's and its MLP's."""
+    kind, width = config.layers[layer], config.width
+    norms = ["attn_norm", "mlp_norm", *(("post_attn_norm", "post_mlp_norm") if kind.post_norms else ())]
+    return {**dict.fromkeys(norms, (width,)), **kind.mixer.shapes(width), **kind.mlp.shapes(width)}
 
 
 def global_shapes(config: ModelConfig) -> dict[str, Shape]:
@@ -72,51 +47,37 @@ def global_shapes(config: ModelConfig) -> dict[str, Shape]:
     return shapes
 
 
-def split_axes(config: ModelConfig, mesh: Mesh | None) -> dict[str, int | None]:
-    """The axis of each matrix that is split over the mesh; fields not named, and None, are replicated.
-
-    Columns going into heads or the MLP and rows coming out of them are split alike, so each half of a layer needs one sum over
-    devices. The embedding is split by channel: a lookup then needs no exchange of rows.
-
-    Raises ShardingError when the kv heads cannot be laid out.
-    """
-    size = mesh_size(mesh)
-    kv_split = heads_are_split(mesh, config.kv_heads)
-    q_split = config.heads % size == 0
-    mlp_split = config.mlp_width % size == 0
-    return {
-        "q": 1 if q_split else None,
-        "k": 1 if kv_split else None,
-        "v": 1 if kv_split else None,
-        "o": 0 if q_split else None,
-        "gate": 1 if mlp_split else None,
-        "up": 1 if mlp_split else None,
-        "down": 0 if mlp_split else None,
-        "embed": 1 if config.width % size == 0 else None,
-        "output": 1 if config.vocab_size % size == 0 else None,
-    }
+def tensor_count(config: ModelConfig) -> int:
+    """How many parameters `place_params` fetches."""
+    return len(global_shapes(config)) + sum(len(layer_shapes(config, layer)) for layer in range(len(config.layers)))
 
 
 def place_params(config: ModelConfig, fetch: Fetch, mesh: Mesh | None, dtype: npt.DTypeLike) -> ModelParams:
     """Fetch every parameter once, in file-independent order, and put it on the devices as `dtype`.
 
-    Raises ShardingError before anything is fetched; what `fetch` raises passes through.
+    Raises ShardingError, before anything is fetched, when heads cannot be laid out; what `fetch` raises passes through.
     """
-    axes = split_axes(config, mesh)
+    size = mesh_size(mesh)
+    # The embedding is split by channel: a lookup then needs no exchange of rows.
+    outside = {"embed": 1 if config.width % size == 0 else None, "output": 1 if config.vocab_size % size == 0 else None}
+    axes = [_layer_axes(layer, mesh) for layer in config.layers]
 
     def place(name: str, layer: int | None = None) -> jax.Array:
         value = np.ascontiguousarray(fetch(name, layer)).astype(dtype, copy=False)
-        return jax.device_put(value, split_axis(mesh, axes.get(name)), may_alias=False)
+        axis = (outside if layer is None else axes[layer]).get(name)
+        return jax.device_put(value, split_axis(mesh, axis), may_alias=False)
 
     embed = place("embed")
-    names = layer_shapes(config)
-    layers = tuple(LayerParams(**{name: place(name, layer) for name in names}) for layer in range(config.layers))
-    exponents = np.arange(0, config.head_dim, 2, dtype=np.float64) / config.head_dim
-    inv_freq = (config.rope_base**-exponents).astype(np.float32)
+    layers = tuple({name: place(name, i) for name in layer_shapes(config, i)} for i in range(len(config.layers)))
+    everywhere = split_axis(mesh, None)
     return ModelParams(
         embed=embed,
         layers=layers,
         final_norm=place("final_norm"),
         output=None if config.tied else place("output"),
-        inv_freq=jax.device_put(inv_freq, split_axis(mesh, None)),
+        inv_freq={name: jax.device_put(mixer.inv_freq(), everywhere) for name, mixer in config.page_mixers().items()},
     )
+
+
+def _layer_axes(layer: LayerConfig, mesh: Mesh | None) -> dict[str, int | None]:
+    return {**layer.mixer.axes(mesh), **layer.mlp.axes(mesh)}

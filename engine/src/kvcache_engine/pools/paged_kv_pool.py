@@ -1,10 +1,11 @@
 """The key and value pages of one attention component on the device, and how they are copied in and out.
 
-It knows nothing about tokens, requests or ownership. Moving whole pages follows what was measured: one program over a list of
-layers that reads or writes pinned host memory itself, page counts rounded up to powers of two, and types that XLA's CPU backend
-scatters slowly stored as plain integers.
+It knows nothing about tokens, requests or ownership. How pages move is in `row_copies`; types that XLA's CPU backend scatters
+slowly are stored as plain integers. Latent attention keeps its pages here too: its latents are the keys, and the key part that
+heads share are the values.
 """
 
+from collections.abc import Sequence
 from typing import Any, NamedTuple, final
 
 import jax
@@ -13,9 +14,10 @@ import numpy as np
 import numpy.typing as npt
 from jax.sharding import Mesh, Sharding, SingleDeviceSharding
 
-from kvcache_core.contracts.pools import SKIP, PageArray
-from kvcache_engine.buckets import bucket
+from kvcache_core.contracts.pools import PageArray
 from kvcache_engine.mesh import heads_are_split, split_axis
+from kvcache_engine.pools.identity import framed, layers_text
+from kvcache_engine.pools.row_copies import check_numbers, gathered_rows, pick_rows, put_rows, scattered_rows
 
 _STORED_AS = {
     "float32": "float32",
@@ -27,50 +29,29 @@ _STORED_AS = {
     "float8_e4m3fn": "uint8",
     "float8_e5m2": "uint8",
 }
-_LAYOUT = b"page,slot,head,channel; all k then all v by layer"
+_LAYOUT = "page,slot,head,channel; all k then all v by layer"
 
 
 class Buffers(NamedTuple):
-    """One array a layer, [1 + total pages, page_size, kv_heads, head_dim], in the stored dtype. Page 0 is the dummy."""
+    """One array a layer, [1 + total pages, page_size, kv_heads, channels], in the stored dtype. Page 0 is the dummy."""
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
 
 
 class Pages(NamedTuple):
-    """Captured pages: one array a layer, [n, page_size, kv_heads, head_dim]. Rows beyond those asked for are padding."""
+    """Captured pages: one array a layer, [n, page_size, kv_heads, channels]. Rows beyond those asked for are padding."""
 
     k: tuple[jax.Array, ...]
     v: tuple[jax.Array, ...]
 
 
 def _gather(buffers: Buffers, indices: jax.Array) -> Pages:
-    indices = _weighed(indices)
-
-    def pick(array: jax.Array) -> jax.Array:
-        return array.at[indices].get(mode="promise_in_bounds")
-
-    return Pages(tuple(map(pick, buffers.k)), tuple(map(pick, buffers.v)))
+    return Pages(pick_rows(buffers.k, indices), pick_rows(buffers.v, indices))
 
 
 def _scatter(buffers: Buffers, indices: jax.Array, pages: Pages) -> Buffers:
-    indices = _weighed(indices)
-
-    def put(array: jax.Array, rows: jax.Array) -> jax.Array:
-        # A copy of its own on an accelerator; XLA's CPU backend reads the host array in place.
-        return array.at[indices].set(jax.device_put(rows, jax.memory.Space.Device), mode="drop")
-
-    return Buffers(tuple(map(put, buffers.k, pages.k)), tuple(map(put, buffers.v, pages.v)))
-
-
-def _weighed(indices: jax.Array) -> jax.Array:
-    """`indices` unchanged, after more than 1,000 operations that XLA cannot leave out.
-
-    The CPU client runs programs of fewer operations in the thread that calls them, and it does not count copies: without this,
-    the engine's thread would move the pages itself (64 pages of 720 KiB: 1.5 ms instead of 0.4 ms for a scatter).
-    """
-    never_negative = jnp.sum(jnp.arange(1024, dtype=jnp.int32) & indices[0])
-    return indices + jnp.minimum(never_negative, 0)
+    return Buffers(put_rows(buffers.k, indices, pages.k), put_rows(buffers.v, indices, pages.v))
 
 
 @final
@@ -79,7 +60,7 @@ class PagedKVPool:
 
     `dtype` is the true dtype of keys and values; `stored_dtype` is that of the arrays (the same bits). With a mesh, the kv head
     axis is split over `tensor` when it divides, and replicated when the axis is a multiple of the heads. Captured pages lie in
-    memory of kind pinned_host, split in the same way.
+    memory of kind pinned_host, split in the same way. `unit_shapes` are those of a page's keys and of its values.
     """
 
     def __init__(
@@ -90,41 +71,50 @@ class PagedKVPool:
         page_size: int,
         kv_heads: int,
         head_dim: int,
+        value_dim: int | None = None,
         dtype: npt.DTypeLike = np.float32,
         mesh: Mesh | None = None,
         first_layer: int = 0,
+        layer_numbers: Sequence[int] | None = None,
     ) -> None:
-        """Raises:
+        """`head_dim` and `value_dim` are channels of a key and of a value, the same by default. `layer_numbers`: which layers of
+        the model these are, `layers` of them; by default they follow each other from `first_layer` on.
+
+        Raises:
         ValueError: a size is not positive, or the dtype is not one a pool stores.
         ShardingError: the kv heads cannot be laid out on the mesh.
         """
-        if min(layers, total_pages, page_size, kv_heads, head_dim) < 1:
+        value_dim = head_dim if value_dim is None else value_dim
+        if min(layers, total_pages, page_size, kv_heads, head_dim, value_dim) < 1:
             raise ValueError("layers, total_pages, page_size, kv_heads and head_dim must be positive")
+        numbers = range(first_layer, first_layer + layers) if layer_numbers is None else layer_numbers
+        if len(numbers) != layers:
+            raise ValueError(f"{layers} layers need as many numbers, not {len(numbers)}")
         self.dtype = jnp.dtype(dtype)
         if self.dtype.name not in _STORED_AS:
             raise ValueError(f"a pool cannot store {self.dtype.name}; it stores {', '.join(_STORED_AS)}")
         self.stored_dtype = jnp.dtype(_STORED_AS[self.dtype.name])
         self.layers = layers
-        self.first_layer = first_layer
+        self.layer_numbers = tuple(numbers)
         self.total_pages = total_pages
         self.page_size = page_size
         self.page_shape = (page_size, kv_heads, head_dim)
+        self.unit_shapes = (self.page_shape, (page_size, kv_heads, value_dim))
         self.heads_split = heads_are_split(mesh, kv_heads)
         self.sharding = split_axis(mesh, 2 if self.heads_split else None)
         placed: Sharding = self.sharding or SingleDeviceSharding(jax.devices()[0])
         self.host_sharding = placed.with_memory_kind("pinned_host")
         self._gather = jax.jit(_gather, out_shardings=self.host_sharding)
         self._scatter = jax.jit(_scatter, out_shardings=placed, donate_argnums=0)
-        first, last = first_layer, first_layer + layers
-        parts = (
-            b"kvcache-engine paged kv 1",
-            self.dtype.name.encode(),
+        page = f"page {page_size}x{kv_heads}x{head_dim}" + ("" if value_dim == head_dim else f"+{value_dim}")
+        self._identity = framed(
+            "kvcache-engine paged kv 1",
+            self.dtype.name,
             _LAYOUT,
-            f"layers {first}:{last}".encode(),
-            f"page {page_size}x{kv_heads}x{head_dim}".encode(),
-            f"heads 0:{kv_heads} of {kv_heads}".encode(),
+            layers_text(self.layer_numbers),
+            page,
+            f"heads 0:{kv_heads} of {kv_heads}",
         )
-        self._identity = b"".join(len(part).to_bytes(4, "little") + part for part in parts)
 
     @property
     def identity(self) -> bytes:
@@ -137,23 +127,30 @@ class PagedKVPool:
     @property
     def bytes_per_page(self) -> int:
         """Bytes of one page over all layers, keys and values, on all devices together (replicas counted once)."""
-        return 2 * self.layers * int(np.prod(self.page_shape)) * self.dtype.itemsize
+        return self.layers * sum(int(np.prod(shape)) for shape in self.unit_shapes) * self.dtype.itemsize
 
     def create(self) -> Buffers:
         """New buffers, all zero: the dummy page must be finite, and so must what attention gathers and masks."""
-        shape = (1 + self.total_pages, *self.page_shape)
-        zeros = jax.jit(lambda: jnp.zeros(shape, self.stored_dtype), out_shardings=self.sharding)
-        return Buffers(tuple(zeros() for _ in range(self.layers)), tuple(zeros() for _ in range(self.layers)))
+
+        def arrays(shape: tuple[int, ...]) -> tuple[jax.Array, ...]:
+            whole = (1 + self.total_pages, *shape)
+            zeros = jax.jit(lambda: jnp.zeros(whole, self.stored_dtype), out_shardings=self.sharding)
+            return tuple(zeros() for _ in range(self.layers))
+
+        return Buffers(*map(arrays, self.unit_shapes))
 
     def host_struct(self) -> Pages:
         """One page as `Pages` of `jax.ShapeDtypeStruct`s, leading axis 1, with the shardings that captured pages have."""
-        array: Any = jax.ShapeDtypeStruct((1, *self.page_shape), self.stored_dtype, sharding=self.host_sharding)
-        return Pages((array,) * self.layers, (array,) * self.layers)
+
+        def arrays(shape: tuple[int, ...]) -> Any:
+            return (jax.ShapeDtypeStruct((1, *shape), self.stored_dtype, sharding=self.host_sharding),) * self.layers
+
+        return Pages(*map(arrays, self.unit_shapes))
 
     def page_arrays(self) -> tuple[PageArray, ...]:
         """`k.0`, `k.1`, ... then `v.0`, ...: the layers counted as in the model, in the true dtype."""
-        layers = range(self.first_layer, self.first_layer + self.layers)
-        return tuple(PageArray(f"{part}.{layer}", self.dtype.name, self.page_shape) for part in "kv" for layer in layers)
+        parts = zip("kv", self.unit_shapes, strict=True)
+        return tuple(PageArray(f"{part}.{i}", self.dtype.name, shape) for part, shape in parts for i in self.layer_numbers)
 
     def gather(self, buffers: Buffers, indices: npt.NDArray[np.int32]) -> Pages:
         """Capture the pages `indices` (1-D int32) in that order, in pinned host memory. Returns at once: the arrays are futures,
@@ -161,10 +158,8 @@ class PagedKVPool:
 
         Raises ValueError for a page outside 1..total.
         """
-        self._check(indices)
-        padded = np.zeros(bucket(len(indices)), np.int32)
-        padded[: len(indices)] = indices
-        return self._gather(buffers, padded)
+        check_numbers(indices, self.total_pages)
+        return self._gather(buffers, gathered_rows(indices))
 
     def scatter(self, buffers: Buffers, indices: npt.NDArray[np.int32], pages: Pages) -> Buffers:
         """Write row i of `pages` to page indices[i], unless that is SKIP; further rows are ignored. Donates `buffers` and returns
@@ -176,20 +171,11 @@ class PagedKVPool:
         """
         n = len(indices)
         rows = len(pages.k[0]) if pages.k else 0
-        for array in (*pages.k, *pages.v):
-            if array.shape != (rows, *self.page_shape) or array.dtype != self.stored_dtype:
-                raise ValueError(f"pages of {array.dtype}{array.shape} do not fit a pool of {self.stored_dtype}{self.page_shape}")
+        for arrays, shape in zip(pages, self.unit_shapes, strict=True):
+            for array in arrays:
+                if array.shape != (rows, *shape) or array.dtype != self.stored_dtype:
+                    raise ValueError(f"pages of {array.dtype}{array.shape} do not fit a pool of {self.stored_dtype}{shape}")
         if len(pages.k) != self.layers or len(pages.v) != self.layers or rows < n:
             raise ValueError(f"{n} indices need as many pages of {self.layers} layers; there are {rows} of {len(pages.k)}")
-        written = indices[indices != SKIP]
-        self._check(written)
-        if not len(written):
-            return buffers
-        # Out of range is what XLA drops; -1 would be the last page.
-        padded = np.full(rows, 1 + self.total_pages, np.int32)
-        padded[:n] = np.where(indices == SKIP, 1 + self.total_pages, indices)
-        return self._scatter(buffers, padded, pages)
-
-    def _check(self, indices: npt.NDArray[np.int32]) -> None:
-        if len(indices) and (int(indices.min()) < 1 or int(indices.max()) > self.total_pages):
-            raise ValueError(f"pages are 1 to {self.total_pages}; got {int(indices.min())} to {int(indices.max())}")
+        written = scattered_rows(indices, rows, self.total_pages)
+        return buffers if written is None else self._scatter(buffers, written, pages)

@@ -5,8 +5,9 @@ Buffers are donated to every program that writes them, so only one holder may na
 
 from collections.abc import Mapping
 
+from kvcache_core.contracts.pools import Buffers
 from kvcache_core.transfer_queue import TransferQueue
-from kvcache_engine.pools.paged_kv_pool import Buffers, PagedKVPool
+from kvcache_engine.pools.engine_pool import EnginePool
 
 
 class EnginePools:
@@ -14,7 +15,7 @@ class EnginePools:
 
     __slots__ = ("_buffers", "_names", "_queue")
 
-    def __init__(self, pools: Mapping[str, PagedKVPool], queue: TransferQueue) -> None:
+    def __init__(self, pools: Mapping[str, EnginePool], queue: TransferQueue) -> None:
         self._names = frozenset(pools)
         self._queue = queue
         self._buffers: dict[str, Buffers] | None = {name: pool.create() for name, pool in pools.items()}

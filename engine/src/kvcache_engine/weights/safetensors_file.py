@@ -15,27 +15,13 @@ from safetensors import SafetensorError, safe_open
 
 from kvcache_engine.chat_template import ChatTemplate
 from kvcache_engine.errors import ModelFileError, ModelNotFoundError, UnsupportedModelError
-from kvcache_engine.model.config import Architecture, ModelConfig
 from kvcache_engine.model.params import global_shapes, layer_shapes
 from kvcache_engine.tokenizer import Tokenizer
 from kvcache_engine.weights.checkpoint import check_names, check_tensor
+from kvcache_engine.weights.hf_config import hf_config
+from kvcache_engine.weights.hf_names import as_applied, hf_name
 
-_ARCHITECTURES: dict[str, Architecture] = {"LlamaForCausalLM": "llama", "Qwen3ForCausalLM": "qwen3"}
 _ENCODINGS = ("F32", "F16", "BF16")
-_GLOBAL = {"embed": "model.embed_tokens.weight", "final_norm": "model.norm.weight", "output": "lm_head.weight"}
-_LAYER = {
-    "attn_norm": "input_layernorm",
-    "q": "self_attn.q_proj",
-    "k": "self_attn.k_proj",
-    "v": "self_attn.v_proj",
-    "o": "self_attn.o_proj",
-    "q_norm": "self_attn.q_norm",
-    "k_norm": "self_attn.k_norm",
-    "mlp_norm": "post_attention_layernorm",
-    "gate": "mlp.gate_proj",
-    "up": "mlp.up_proj",
-    "down": "mlp.down_proj",
-}
 
 
 @final
@@ -52,11 +38,11 @@ class SafetensorsFolder:
         """
         self.folder, self._hub_name = folder, name
         self._raw = _read_json(folder / "config.json")
-        self.config = self._read_config()
+        self.config = hf_config(folder / "config.json", self._raw)
         self._files = self._find_tensors()
-        self._shapes = {_GLOBAL[field]: shape for field, shape in global_shapes(self.config).items()}
-        for layer in range(self.config.layers):
-            self._shapes |= {_name(field, layer): shape for field, shape in layer_shapes(self.config).items()}
+        self._shapes = {self._name(field, None): shape for field, shape in global_shapes(self.config).items()}
+        for layer in range(len(self.config.layers)):
+            self._shapes |= {self._name(field, layer): shape for field, shape in layer_shapes(self.config, layer).items()}
         check_names(folder, self._files, self._shapes)
 
     @property
@@ -64,7 +50,7 @@ class SafetensorsFolder:
         return self._hub_name or self.folder.resolve().name
 
     def fetch(self, name: str, layer: int | None) -> npt.NDArray[np.float32]:
-        full_name = _name(name, layer)
+        full_name = self._name(name, layer)
         path = self._files[full_name]
         try:
             with safe_open(path, framework="numpy") as file:
@@ -74,8 +60,7 @@ class SafetensorsFolder:
                 value = np.asarray(file.get_tensor(full_name)).astype(np.float32, copy=False)
         except (SafetensorError, OSError, TypeError) as error:
             raise ModelFileError(f"{path}: tensor {full_name} cannot be read: {error}") from error
-        matrix = value.ndim == 2 and name != "embed"
-        return check_tensor(path, full_name, value.T if matrix else value, self._shapes[full_name])
+        return check_tensor(path, full_name, as_applied(self.config.architecture, name, value), self._shapes[full_name])
 
     def tokenizer(self) -> Tokenizer:
         """From tokenizer.json; the template and the end tokens from the files beside it.
@@ -106,6 +91,9 @@ class SafetensorsFolder:
                 whole.update(path.name.encode() + b"\0" + hashlib.file_digest(file, "sha256").digest())
         return whole.hexdigest()
 
+    def _name(self, field: str, layer: int | None) -> str:
+        return hf_name(self.config.architecture, field, layer)
+
     def _find_tensors(self) -> dict[str, Path]:
         """tensor name -> file; of an index, when there is one, otherwise of every .safetensors file in the folder."""
         index = self.folder / "model.safetensors.index.json"
@@ -133,49 +121,6 @@ class SafetensorsFolder:
                 raise ModelFileError(f"{path}: truncated or corrupt safetensors file: {error}") from error
         return files
 
-    def _read_config(self) -> ModelConfig:
-        path, raw = self.folder / "config.json", self._raw
-        names = raw.get("architectures")
-        name = names[0] if isinstance(names, list) and names else None
-        if name not in _ARCHITECTURES:
-            raise UnsupportedModelError(f"{path}: architecture {name!r}; this engine computes {', '.join(_ARCHITECTURES)}")
-        rope = raw.get("rope_parameters") or raw.get("rope_scaling") or {}
-        variants = {
-            "hidden_act": raw.get("hidden_act", "silu") == "silu",
-            "attention_bias": not raw.get("attention_bias"),
-            "mlp_bias": not raw.get("mlp_bias"),
-            "use_sliding_window": not raw.get("use_sliding_window"),
-            "quantization_config": not raw.get("quantization_config"),
-            "rope_scaling": rope.get("rope_type", rope.get("type", "default")) == "default",
-        }
-        refused = [key for key, fine in variants.items() if not fine]
-        if refused:
-            raise UnsupportedModelError(f"{path}: {refused[0]} = {raw.get(refused[0], rope)!r} is not supported")
-
-        def number(key: str, default: float | None = None) -> Any:
-            value = raw.get(key)
-            value = default if value is None else value
-            if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-                raise ModelFileError(f"{path}: {key} should be a positive number; it is {value!r}")
-            return value
-
-        width, heads = int(number("hidden_size")), int(number("num_attention_heads"))
-        return ModelConfig(
-            architecture=_ARCHITECTURES[name],
-            layers=int(number("num_hidden_layers")),
-            width=width,
-            heads=heads,
-            kv_heads=int(number("num_key_value_heads", heads)),
-            head_dim=int(number("head_dim", width // heads)),
-            mlp_width=int(number("intermediate_size")),
-            vocab_size=int(number("vocab_size")),
-            context_length=int(number("max_position_embeddings")),
-            norm_eps=float(number("rms_norm_eps", 1e-6)),
-            rope_base=float(rope.get("rope_theta") or number("rope_theta", 10000.0)),
-            tied=bool(raw.get("tie_word_embeddings", False)),
-            qk_norm=_ARCHITECTURES[name] == "qwen3",
-        )
-
     def _chat_template(self, extra: dict[str, Any]) -> str | None:
         path = self.folder / "chat_template.jinja"
         if path.is_file():
@@ -190,10 +135,6 @@ class SafetensorsFolder:
             found |= {int(i) for i in (ids if isinstance(ids, list) else [ids]) if i is not None}
         by_text = inner.token_to_id(eos) if eos else None
         return frozenset(found if by_text is None else found | {by_text})
-
-
-def _name(field: str, layer: int | None) -> str:
-    return _GLOBAL[field] if layer is None else f"model.layers.{layer}.{_LAYER[field]}.weight"
 
 
 def _token_text(token: Any) -> str:
