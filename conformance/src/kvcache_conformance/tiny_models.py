@@ -8,7 +8,7 @@ import hashlib
 import json
 import zlib
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ from safetensors.numpy import save_file  # pyright: ignore[reportUnknownVariable
 Array = npt.NDArray[np.float32]
 Shape = tuple[int, ...]
 
+Rule = tuple[float, float]
+"""(a, b): a parameter is a + b r, where r is uniform in [-1, 1)."""
 _SHARP = ("q_proj.weight", "k_proj.weight", "lm_head.weight")
 """Matrices with a larger gain: attention and output distributions would be nearly flat otherwise."""
 _TEMPLATE = (
@@ -28,12 +30,14 @@ _TEMPLATE = (
 
 @dataclass(frozen=True, slots=True)
 class TinyModel:
-    """`config` holds the fields of config.json, `shapes` the parameters by their transformers names, matrices [out, in]."""
+    """`config` holds the fields of config.json, `shapes` the parameters by their transformers names, matrices [out, in]. `rules`:
+    by the end of a name, for parameters that are drawn otherwise than the rest."""
 
     name: str
     seed: int
     config: Mapping[str, Any]
     shapes: Mapping[str, Shape]
+    rules: Mapping[str, Rule] = field(default_factory=dict[str, Rule])
 
 
 def tiny_qwen3(head_dim: int = 32) -> TinyModel:
@@ -84,7 +88,7 @@ def tiny_qwen3(head_dim: int = 32) -> TinyModel:
 
 def tiny_tensors(model: TinyModel) -> dict[str, Array]:
     """Every parameter of `model`, float32, by name."""
-    return {name: _parameter(model.seed, name, shape) for name, shape in model.shapes.items()}
+    return {name: _parameter(model, name, shape) for name, shape in model.shapes.items()}
 
 
 def tensors_digest(tensors: Mapping[str, Array]) -> str:
@@ -120,19 +124,32 @@ def write_model_folder(model: TinyModel, folder: Path, *, shards: int = 1) -> Pa
     return folder
 
 
-def _parameter(seed: int, name: str, shape: Shape) -> Array:
+def token_ids(model: TinyModel, n: int) -> npt.NDArray[np.int32]:
+    """The ids of the prompt that a model's reference numbers belong to: `n` of a vocabulary of 256."""
+    return ((_stream(model.seed, "token_ids", n) >> np.uint64(32)) % np.uint64(256)).astype(np.int32)
+
+
+def _parameter(model: TinyModel, name: str, shape: Shape) -> Array:
     """Norms lie around 1, the embedding in [-1, 1), matrices have the variance that keeps activations at one scale."""
-    n = int(np.prod(shape))
-    stream = np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])).random_raw(n)
     # 24 bits are exact in float32, so no rounding mode can make two machines differ.
-    uniform = (stream >> np.uint64(40)).astype(np.float64) / 2**24
+    uniform = (_stream(model.seed, name, int(np.prod(shape))) >> np.uint64(40)).astype(np.float64) / 2**24
     r = (2 * uniform - 1).astype(np.float32).reshape(shape)
+    if name.endswith("A_log"):
+        # The decay rates themselves are uniform in [0.05, 2).
+        return np.log(0.05 + 1.95 * (r.astype(np.float64) + 1) / 2).astype(np.float32)
+    for suffix, (a, b) in model.rules.items():
+        if name.endswith(suffix):
+            return np.float32(a) + np.float32(b) * r
     if name.endswith("embed_tokens.weight"):
         return r
     if "norm" in name.split(".")[-2]:
         return np.float32(1) + np.float32(0.3) * r
     gain = 2.0 if name.endswith(_SHARP) else 1.2
     return np.float32(gain * np.sqrt(3 / shape[-1])) * r
+
+
+def _stream(seed: int, name: str, n: int) -> npt.NDArray[np.uint64]:
+    return np.random.PCG64(np.random.SeedSequence([seed, zlib.crc32(name.encode())])).random_raw(n)
 
 
 def _byte_tokenizer() -> dict[str, Any]:
