@@ -20,6 +20,9 @@ from kvcache_radix.usable import longest_usable
 Offers = Sequence[Offer | None]
 
 
+Inserted = tuple[InsertResult, Node | None]
+"""The result, and the node that ends at its length; None for length 0."""
+
 Found = tuple[Node, int]
 """Where a walk along the tokens ended: the node that covers position `matched - 1`, and `matched`. A plain tuple: hot path."""
 
@@ -36,29 +39,25 @@ class Insertion:
         self._tier = tier
         self._nothing: Mapping[str, Indices] = MappingProxyType(dict.fromkeys(store.components, NO_INDICES))
 
-    def insert(
-        self, view: npt.NDArray[np.int32], offers: Offers, found: Found | None, extra_key: tuple[bytes, ...]
-    ) -> InsertResult:
+    def insert(self, view: npt.NDArray[np.int32], offers: Offers, found: Found | None, extra_key: tuple[bytes, ...]) -> Inserted:
         """`view`: the checked tokens; `found`: where matching them ended, None when not even a page is known."""
         path = _path(found)
         matched = 0 if found is None else found[1]
         length = self._length(path, matched, len(view), offers)
         duplicates: dict[int, bytes] = {}
+        end: Node | None = None
         if length:
             end = self._existing(path, min(matched, length), offers, duplicates)
             if length > matched:
                 end = self._grow(end or self._store.root(extra_key), view, length, offers)
             assert end is not None
             self._touch(end, length)
-        return InsertResult(
-            length,
-            self._by_name(duplicates),
-            self._by_name({c: o.pieces(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}),
-        )
+        refused = {c: o.pieces(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}
+        return InsertResult(length, self._by_name(duplicates), self._by_name(refused)), end
 
     def insert_closed(
         self, view: npt.NDArray[np.int32], offer: Offer | None, found: Found | None, extra_key: tuple[bytes, ...]
-    ) -> InsertResult:
+    ) -> Inserted:
         """`insert` into the device tier of the most frequent tree, with a prefix_closed component alone: everything follows from
         where its device data ends. A test holds the two equal."""
         store = self._store
@@ -86,12 +85,13 @@ class Insertion:
             self._touch_path(node)
         nothing = self._nothing
         if offer is None:
-            return InsertResult(length, nothing, nothing)
-        return InsertResult(
+            return InsertResult(length, nothing, nothing), node
+        result = InsertResult(
             length,
             self._by_name({0: offer.slice(start, known)}) if start < known else nothing,
             self._by_name({0: offer.slice(length, end)}) if length < end else nothing,
         )
+        return result, node
 
     def _touch_path(self, node: Node) -> None:
         """`_touch` where every node of a path is needed. Only the end can be new and a leaf, so only the end is queued."""

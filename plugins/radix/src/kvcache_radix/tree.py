@@ -18,7 +18,7 @@ from kvcache_core.contracts.results import InsertResult, MatchResult, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds, check_extra_key, check_not_negative, token_view
 from kvcache_core.errors import LockError
 from kvcache_radix.geometry import Geometry
-from kvcache_radix.insertion import Found, Insertion
+from kvcache_radix.insertion import Found, Inserted, Insertion
 from kvcache_radix.node import INDEX_BYTES, Node, Root
 from kvcache_radix.offer import Offer, read_offers
 from kvcache_radix.reach import reach, reach_closed
@@ -213,6 +213,10 @@ class RadixTree:
 
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         """Raises TypeError or ValueError for what cannot be a key and ValueError for malformed values; nothing was taken."""
+        return self.insert_path(ids, values, extra_key)[0]
+
+    def insert_path(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> Inserted:
+        """`insert`, and the node that ends at the result's length."""
         view, offers, found = self._read(ids, values, extra_key)
         if self._only_closed:
             return self._insertion.insert_closed(view, offers[0], found, extra_key)
@@ -223,7 +227,7 @@ class RadixTree:
         component need not touch: what lies between them may be there already."""
         assert self.store.has_host
         view, offers, found = self._read(ids, values, extra_key, holes=True)
-        return self._host_insertion.insert(view, offers, found, extra_key)
+        return self._host_insertion.insert(view, offers, found, extra_key)[0]
 
     def _read(
         self, ids: TokenIds, values: Values, extra_key: ExtraKey, *, holes: bool = False

@@ -7,7 +7,7 @@ storage guard's.
 """
 
 from collections.abc import Mapping
-from typing import Final, cast, final
+from typing import Final, final
 
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache, Tier
@@ -101,15 +101,15 @@ class UnifiedRadixCache(BasePrefixCache):
         self._tree.unlock(lock, component)
 
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
-        result = self._tree.insert(ids, values, extra_key)
+        result, end = self._tree.insert_path(ids, values, extra_key)
         self._persisted = False
         for name, segments in values.items():
             unit, duplicates = self._unit[name], len(result.duplicates[name])
             offered = sum(len(segment.indices) for segment in segments)
             self.counters.inserted_tokens += (offered - duplicates - len(result.refused[name])) * unit
             self.counters.duplicate_tokens += duplicates * unit
-        if self._host is not None and self._host.backup_on_insert and result.length:
-            self._back_up_path(ids, result.length, extra_key)
+        if self._host is not None and self._host.backup_on_insert and end is not None:
+            self._back_up_path(end)
         return result
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
@@ -245,10 +245,9 @@ class UnifiedRadixCache(BasePrefixCache):
 
     # L1 -> L2
 
-    def _back_up_path(self, ids: TokenIds, length: int, extra_key: ExtraKey) -> None:
+    def _back_up_path(self, end: Node) -> None:
         """Queue a copy of whatever the prefix has on the device alone: what is new, and what was skipped before."""
-        match = self._tree.match(ids[:length], extra_key)
-        node = cast("Node | None", match.handle)
+        node: Node | None = end
         nodes: list[Node] = []
         while node is not None and node.parent is not None:
             nodes.append(node)
