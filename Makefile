@@ -21,7 +21,7 @@ run: sync ## Serve the example conversations with a real model (examples/quickst
 	@$(BIN)/kvcache run examples/quickstart.yaml $(ARGS)
 
 test: sync ## Run every test (ARGS="-k name" is handed to pytest)
-	@$(BIN)/pytest -q $(ARGS)
+	@$(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
 
 lint: sync ## Check style, types and import rules
 	@$(BIN)/ruff check --quiet --output-format concise .

@@ -11,4 +11,4 @@ uv venv --quiet --python "$python" "$env"
 "$python" .ci/lower_bounds.py >"$work/lowest.txt"
 uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct -r "$work/lowest.txt" "$work"/dist/*.whl
 "$env/bin/python" .ci/lower_bounds.py --check
-timeout 1500 "$env/bin/pytest" -q -p no:cacheprovider -m "not real_model and not slow"
+timeout 1500 "$env/bin/pytest" -q -p no:cacheprovider -n auto --dist loadfile -m "not real_model and not slow"

@@ -193,7 +193,7 @@ class HostTier:
             device = deps.allocators[name].total
             if self.backup_on_insert and total <= device:
                 log.warning(
-                    "L2 holds %d pages of %r, L1 holds %d: copies made at insert into an L2 no larger than L1 gain nothing; "
+                    "L2 holds %d pages of %r, L1 holds %d: copies at insert into an L2 no larger than L1 gain next to nothing; "
                     "raise hicache.ratio, or set hicache.backup_on: evict",
                     total,
                     name,
