@@ -1,9 +1,10 @@
 """Through real files: many conversations in little memory, foreign and damaged pages, other identities, a broken start."""
 
-import numpy as np
 import pytest
 
 from kvcache_core.errors import StorageError
+
+NO_WAIT = 30.0
 
 
 def conversation(number, turns, page=4):
@@ -102,8 +103,15 @@ def test_a_storage_that_vanishes_while_running(start):
     store = start(hicache={"persist_on": "insert", "ratio": 0.5}, pages=24)
     for number in range(4):
         store.serve(conversation(number, 2))
-    for path in page_files(store):
+    assert not store.cache.persist(NO_WAIT).remaining
+    files = page_files(store)
+    assert len(files) == 4 * 4
+    for path in files:
         path.unlink()
+    written = store.cache.counters.storage_written_tokens
     for number in range(4):
-        store.serve(conversation(number, 3))
-    assert np.isfinite(store.cache.persist(5.0).stored)
+        assert store.serve(conversation(number, 3)).span == (0, 0)
+    report = store.cache.persist(NO_WAIT)
+    assert not report.remaining and not report.dropped
+    # What is new is there, and what the report counts is there.
+    assert store.cache.counters.storage_written_tokens - written == 4 * len(page_files(store)) >= 4 * 8

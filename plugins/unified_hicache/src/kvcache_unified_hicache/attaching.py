@@ -3,8 +3,9 @@
 The length is chosen here for the second time, by what arrived and what memory still has. What is attached counts as just used.
 """
 
+import logging
 from collections.abc import Callable
-from typing import final
+from typing import Final, final
 
 import numpy as np
 
@@ -16,6 +17,10 @@ from kvcache_unified_hicache.fetch import Fetch, Request
 from kvcache_unified_hicache.page_bytes import PageBytes
 from kvcache_unified_hicache.page_marks import STORED, PageMarks
 from kvcache_unified_hicache.prefix_pages import Flags, either
+
+log = logging.getLogger(__name__)
+
+NOT_LANDED: Final = "no memory in L2 for what came"
 
 
 @final
@@ -31,8 +36,24 @@ class Attaching:
         self._free = free
         self._counters = counters
 
+    def land(self, fetch: Fetch) -> None:
+        """Put what came into its slots. What the host pool cannot take, for want of memory, has not come; it is counted."""
+        for request in fetch.requests or ():
+            if request.arrival is None or not any(request.came):
+                continue
+            slots = np.asarray([slot for slot, ok in zip(request.slots.tolist(), request.came, strict=True) if ok], np.int32)
+            try:
+                self._page_bytes.land(request.c, slots, request.arrival.batch)
+            except Exception:
+                # Nothing that storage brings may end a request: the tokens are computed.
+                if not self._counters.misses[NOT_LANDED]:
+                    log.exception("pages from storage could not be put into host memory")
+                self._counters.misses[NOT_LANDED] += len(slots)
+                request.answer(None)
+
     def attach(self, fetch: Fetch, arrived: Flags) -> None:
-        """`arrived`: what came, on every rank. All slots of the fetch are the tree's or free afterwards; its span is set."""
+        """`arrived`: what came and landed, on every rank. All slots of the fetch are the tree's or free afterwards;
+        its span is set."""
         pages = fetch.pages
         before = self._tree.match(pages.view, pages.extra_key).host_len
         length = pages.usable(either(pages.resident(), arrived), fetch.length)
@@ -40,13 +61,11 @@ class Attaching:
         kept: list[dict[int, int]] = [{} for _ in self._geometries]
         for request in fetch.requests or ():
             self._count(request)
-            if request.arrival is None or not any(request.came):
-                continue
-            came = [
-                (page, slot) for page, slot, ok in zip(request.pages, request.slots.tolist(), request.came, strict=True) if ok
-            ]
-            self._page_bytes.land(request.c, np.asarray([slot for _, slot in came], np.int32), request.arrival.batch)
-            kept[request.c].update((page, slot) for page, slot in came if arrived[request.c][page] and pages.ends[page] <= length)
+            kept[request.c].update(
+                (page, slot)
+                for page, slot, ok in zip(request.pages, request.slots.tolist(), request.came, strict=True)
+                if ok and arrived[request.c][page] and pages.ends[page] <= length
+            )
         for c, slots in enumerate(kept):
             if slots:
                 values[self._geometries[c].name] = self._segments(c, slots)

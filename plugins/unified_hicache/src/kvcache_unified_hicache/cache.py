@@ -203,7 +203,7 @@ class UnifiedRadixCache(BasePrefixCache):
         if storage.persist_on == "never":
             return PersistReport(message="with persist_on: never the storage is only read; nothing was written")
         self._persisted = True
-        leftovers = Leftovers(self._tree.store, host.backups, storage.persists, storage.guard, host, self._turn)
+        leftovers = Leftovers(self._tree.store, host.backups, storage.persists, storage.guard, host, self._turn, self._agree)
         return leftovers.persist(deadline)
 
     def reset(self) -> bool:

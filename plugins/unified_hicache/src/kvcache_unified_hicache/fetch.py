@@ -46,7 +46,7 @@ class Request:
 class Fetch:
     """`keys[c]`: the storage key of every page of component `c` that memory does not have. `asked_len`: usable from memory when
     it began. `length`: what was promised then. `span`: the token positions that became usable by it, or by one it waited for.
-    `interest`: tickets that wait."""
+    `interest`: tickets that wait. `waits_with`: the room of L2 with which it was found that it has to wait for others."""
 
     def __init__(self, pages: PrefixPages, keys: Sequence[dict[int, str]], asked_len: int) -> None:
         self.pages = pages
@@ -58,6 +58,7 @@ class Fetch:
         self.length = asked_len
         self.span: tuple[int, int] = (0, 0)
         self.interest = 0
+        self.waits_with: tuple[int, ...] | None = None
         self.forgotten = False
         self.done = False
 

@@ -123,13 +123,14 @@ class Fetches:
             return 0
         for fetch in self._pending:
             self._send(fetch)
-        ready = self._agree(
-            [int(fetch.there is not None and (fetch.requests is None or fetch.complete)) for fetch in self._pending]
-        )
+        pending = list(self._pending)
+        ready = [int(fetch.there is not None and (fetch.requests is None or fetch.complete)) for fetch in pending]
+        # Interest ends by each rank's own clock, and decides what is fetched.
+        agreed = self._agree(ready + [int(fetch.interest > 0) for fetch in pending])
         ended = 0
-        for fetch, go in zip(list(self._pending), ready, strict=True):
+        for fetch, go, wanted in zip(pending, agreed[: len(pending)], agreed[len(pending) :], strict=True):
             if go:
-                ended += self._bring(fetch) if fetch.requests is None else self._attach(fetch)
+                ended += self._bring(fetch, bool(wanted)) if fetch.requests is None else self._attach(fetch)
         return ended
 
     def forget(self) -> None:
@@ -155,15 +156,21 @@ class Fetches:
 
     # planning
 
-    def _bring(self, fetch: Fetch) -> bool:
+    def _bring(self, fetch: Fetch, wanted: bool) -> bool:
         """The storage has answered: choose the length, reserve slots, ask for the pages. Returns whether that ended it."""
+        if not wanted:
+            return self._end(fetch)
+        obtainable = [self._host.obtainable(c) for c in range(len(self._frames))]
+        room_now = (*self.in_flight, *obtainable)
+        if fetch.waits_with == room_now:
+            return False
         pages = fetch.pages
         assert fetch.there is not None
         match = self._tree.match(pages.view, pages.extra_key)
         resident = pages.resident()
         there = either(resident, self._agreed(fetch.there))
         length = pages.usable(there, len(pages.view))
-        if not fetch.interest or length - match.host_len < self._threshold:
+        if length - match.host_len < self._threshold:
             return self._end(fetch)
         # What memory has of it already must not make room for the rest.
         lock = self._tree.lock(match, host=True)
@@ -177,6 +184,7 @@ class Fetches:
             ]
             fits = self._fitting(pages, there, missing, length, room)
             if fits < self._fitting(pages, there, missing, length, halves) and any(self.in_flight):
+                fetch.waits_with = room_now
                 return False  # others will give slots back
             if fits - match.host_len < self._threshold:
                 self._counters.misses["no room in L2 for what storage has"] += 1
@@ -263,6 +271,7 @@ class Fetches:
     def _attach(self, fetch: Fetch) -> bool:
         """Everything is there."""
         if not fetch.forgotten:
+            self._attaching.land(fetch)
             self._attaching.attach(fetch, self._agreed(fetch.arrived))
         return self._end(fetch)
 

@@ -2,11 +2,12 @@
 
 Host data is handed over first. Then device data is copied to the host in the room of what is safe by then, and handed over as it
 lands. This is the one place, beside a ticket's `wait`, where the owner thread blocks. It does not know why anything was left.
+Storages and clocks differ among ranks; copies to the host, which may evict, do not: what they follow from is agreed each turn.
 """
 
-from collections import Counter, deque
-from collections.abc import Callable
-from time import monotonic
+from collections import Counter
+from collections.abc import Callable, Sequence
+from time import monotonic, sleep
 from typing import Final, NamedTuple, Protocol, final
 
 from kvcache_core.contracts.results import PersistReport
@@ -15,7 +16,7 @@ from kvcache_radix.node import Node
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.backups import Backups
 from kvcache_unified_hicache.guarded_store import GuardedStore
-from kvcache_unified_hicache.persists import FAILED, UNAVAILABLE, Persists
+from kvcache_unified_hicache.persists import FAILED, NOT_CAPTURED, UNAVAILABLE, Persists
 
 PAUSE: Final = 0.002
 """Seconds to wait for the storage before copies between the tiers are looked at again."""
@@ -55,6 +56,7 @@ class Leftovers:
         guard: GuardedStore,
         room: CopyRoom,
         turn: Callable[[], None],
+        agree: Callable[[Sequence[int]], Sequence[int]],
     ) -> None:
         self._store = store
         self._backups = backups
@@ -62,27 +64,40 @@ class Leftovers:
         self._guard = guard
         self._room = room
         self._turn = turn
+        self._agree = agree
         self._going: set[_Item] = set()
         self._tries: Counter[_Item] = Counter()
         self._dropped: Counter[str] = Counter()
         self._refused: str | None = None
-        self._todo = deque(self._unstored())
+        self._over: set[_Item] = set()
+        self._todo = self._unstored()
 
     def persist(self, deadline: float) -> PersistReport:
         """For at most `deadline` seconds, or until nothing more can be done."""
         until, before = monotonic() + deadline, self._persists.stored_pages
         while True:
             self._turn()
-            self._push()
-            if not self._todo or monotonic() >= until:
+            self._hand_over()
+            available = not (self._persists.idle and self._refused == UNAVAILABLE)
+            flags = [self._refused is None, self._persists.idle, available, monotonic() < until]
+            # A page that one rank lacks is of no use to the others: they stop together.
+            safe, idle, available, early, *over = self._agree([*map(int, flags), *(int(i in self._over) for i in self._todo)])
+            self._todo = [item for item, gone in zip(self._todo, over, strict=True) if not gone]
+            if safe:  # else device data waits: making room for it could cost host data that is not safe yet
+                self._copy_all(bool(idle))
+            if not self._todo or not early:
                 break
-            if self._persists.idle and self._refused == UNAVAILABLE:
+            if not available:
                 for item in self._todo:
-                    self._dropped[UNAVAILABLE] += self._persists.units(*item)
+                    self._drop(item, UNAVAILABLE)
                 self._todo.clear()
                 break
-            self._guard.wait(min(PAUSE, max(0.0, until - monotonic())))
-        left = sum(self._persists.units(*item) for item in self._todo if item.node.parent is not None)
+            pause = min(PAUSE, max(0.0, until - monotonic()))
+            if self._persists.idle:
+                sleep(pause)  # for copies between the tiers: the guard does not wait where it has nothing to wait for
+            else:
+                self._guard.wait(pause)
+        left = sum(self._persists.units(*item) for item in self._todo if item.node.parent is not None and item not in self._over)
         state = self._guard.state
         message = f"the storage is {state.word}: {state.last_error}" if self._dropped and state.last_error else ""
         return PersistReport(self._persists.stored_pages - before, dict(self._dropped), left, message)
@@ -93,8 +108,10 @@ class Leftovers:
         for node in self._pieces():
             for c, cell in enumerate(node.cells):
                 known = cell.host is not None or cell.device is not None or cell.operation in self._backups.running
-                if known and not self._persists.is_stored(node, c):
+                if known:
                     items.append(_Item(node, c))
+        stored = self._agree([int(self._persists.is_stored(*item)) for item in items])
+        items = [item for item, there in zip(items, stored, strict=True) if not there]
         return sorted(items, key=lambda item: item.node.cells[item.c].host is None)
 
     def _pieces(self) -> list[Node]:
@@ -108,46 +125,64 @@ class Leftovers:
             pieces.append(node)
         return pieces
 
-    def _push(self) -> None:
-        """Move everything on as far as it goes."""
-        left: list[_Item] = []
+    def _hand_over(self) -> None:
+        """Give the storage what the host has, and see what is over. This rank's own affair: it changes no memory."""
         self._refused = None
-        while self._todo:
-            item = self._todo.popleft()
-            if self._over(item):
+        for item in self._todo:
+            if item in self._over or self._is_over(item):
+                self._over.add(item)
                 continue
-            left.append(item)
+            node, c = item
+            if self._refused is not None or node.cells[c].host is None:
+                continue
+            self._refused = self._persists.start(node, c)
+            if self._persists.is_going(node, c):
+                self._going.add(item)
+            elif self._refused == NOT_CAPTURED and self._failed(item, NOT_CAPTURED):
+                self._over.add(item)
+
+    def _copy_all(self, idle: bool) -> None:
+        """Copy to the host what only the device has, as far as there is room. `idle`: nothing is on its way to storage."""
+        for place, item in enumerate(list(self._todo)):
             node, c = item
             cell = node.cells[c]
-            if cell.host is not None:
-                self._refused = self._persists.start(node, c)
-                if self._persists.is_going(node, c):
-                    self._going.add(item)
-                if self._refused is not None:
-                    break  # and device data waits: making room for it could cost host data that is not safe yet
-            elif cell.operation not in self._backups.running and not self._copy(node, c) and len(left) == 1 and self._quiet():
-                self._dropped[NO_ROOM] += self._persists.units(node, c)
-                left.pop()
-        self._todo.extendleft(reversed(left))
+            if node.parent is None or cell.device is None or cell.host is not None or cell.operation in self._backups.running:
+                continue
+            if self._copy(node, c):
+                continue
+            if place == 0 and idle and not self._backups.running:
+                self._todo.remove(item)
+                self._drop(item, NO_ROOM)
+            return
 
-    def _over(self, item: _Item) -> bool:
+    def _is_over(self, item: _Item) -> bool:
         """Stored, lost, or given up."""
         node, c = item
         if node.parent is None or self._persists.is_stored(node, c):
             return True
         if item in self._going and not self._persists.is_going(node, c):
             self._going.remove(item)
-            self._tries[item] += 1
-            if self._tries[item] >= TRIES:
-                self._dropped[FAILED] += self._persists.units(node, c)
+            if self._failed(item, FAILED):
                 return True
         cell = node.cells[c]
         # Lost meanwhile, and counted where it was.
         return cell.host is None and cell.device is None and cell.operation not in self._backups.running
 
+    def _failed(self, item: _Item, reason: str) -> bool:
+        """Whether it is given up with this failure."""
+        self._tries[item] += 1
+        if self._tries[item] < TRIES:
+            return False
+        self._drop(item, reason)
+        return True
+
+    def _drop(self, item: _Item, reason: str) -> None:
+        if item not in self._over:
+            self._dropped[reason] += self._persists.units(*item)
+
     def _copy(self, node: Node, c: int) -> bool:
         n = self._persists.units(node, c)
-        return self._room.obtainable(c) >= n and self._room.has_room(c, n) and self._backups.start(node, c)
-
-    def _quiet(self) -> bool:
-        return self._persists.idle and not self._backups.running
+        if self._room.obtainable(c) < n:
+            return False
+        [room] = self._agree([int(self._room.has_room(c, n))])
+        return bool(room) and self._backups.start(node, c)

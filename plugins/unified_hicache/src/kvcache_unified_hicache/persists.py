@@ -4,6 +4,7 @@ The source is captured in the call, so a slot may be freed right after it. A pag
 before; what was refused or failed stays unmarked and is offered again the next time. When that is, only the cache knows.
 """
 
+import logging
 from collections.abc import Callable, Sequence
 from typing import Final, cast, final
 
@@ -21,11 +22,14 @@ from kvcache_unified_hicache.page_marks import ABSENT, GOING, STORED, PageMarks
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import storage_keys
 
+log = logging.getLogger(__name__)
+
 REQUEST_BYTES: Final = 16 << 20
 """Of pages in one request to the guard: its values exist twice while they are assembled."""
 
 TOO_MANY_BYTES: Final = "too many bytes in flight to L3"
 UNAVAILABLE: Final = "the storage is unavailable"
+NOT_CAPTURED: Final = "no memory to read the pages in L2"
 FAILED: Final = "the storage did not take it"
 
 
@@ -116,7 +120,13 @@ class Persists:
             return TOO_MANY_BYTES
         named = b"".join([digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES] for row in rows])
         keys = storage_keys(named, self._identities[c])
-        captured = self._page_bytes.capture(c, slots[rows])
+        try:
+            captured = self._page_bytes.capture(c, slots[rows])
+        except Exception:
+            # Whoever evicts or inserts goes on without the copy in storage.
+            if not self._counters.dropped[NOT_CAPTURED]:
+                log.exception("pages in host memory could not be read for the storage")
+            return NOT_CAPTURED
 
         def done(answers: list[bool]) -> None:
             self._bytes -= nbytes

@@ -1,0 +1,85 @@
+"""Memory that runs out on the owner thread, where pages from storage land and pages for storage are read."""
+
+import numpy as np
+
+from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.scenario_steps import compute, evict, finish, ids
+from kvcache_conformance.storage_script import ScriptedPageBytes, StorageScript
+from kvcache_conformance.tier_steps import TierSizes
+from kvcache_unified_hicache import leftovers
+
+ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
+
+
+def no_memory(*arguments):
+    raise MemoryError("planted")
+
+
+def filled(stored):
+    storage = StorageScript()
+    first = stored(ROOM, storage)
+    compute(first, ids(1, 2, 3))
+    first.settle()
+    first.cache.close()
+    return stored(ROOM, storage)
+
+
+def test_pages_that_cannot_land_are_a_counted_miss(stored, monkeypatch, caplog):
+    world = filled(stored)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedPageBytes, "land", no_memory)
+        started = world.prefetch(ids(1, 2, 3))
+        world.settle()
+    assert started.ticket.done and not started.ticket.ok and started.ticket.span == (0, 0)
+    assert world.cache.counters.misses["no memory in L2 for what came"] == 3
+    assert world.cache.counters.storage_loaded_tokens == 0
+    assert world.cache.size("full", "host").free == 64 and "MemoryError" in caplog.text
+    again = world.prefetch(ids(1, 2, 3))
+    world.settle()
+    assert again.ticket.ok and again.ticket.span == (0, 12)
+    finish(world)
+
+
+def test_a_victim_that_cannot_be_read_is_dropped_and_counted(stored, monkeypatch):
+    world = stored(ROOM, StorageScript())
+    compute(world, ids(1, 2))
+    world.settle()
+    evict(world)
+    with monkeypatch.context() as patch:
+        patch.setattr(ScriptedPageBytes, "capture", no_memory)
+        world.evict_host("full", 64)
+    assert world.cache.counters.dropped["no memory to read the pages in L2"] == 2 * PAGE
+    assert world.cache.size("full", "host").free == 64
+    finish(world)
+
+
+def test_persist_gives_up_what_cannot_be_read(stored, monkeypatch):
+    world = stored(ROOM, StorageScript())
+    compute(world, ids(1, 2))
+    world.settle()
+    monkeypatch.setattr(ScriptedPageBytes, "capture", no_memory)
+    report = world.cache.persist(3600.0)
+    assert (report.stored, report.remaining) == (0, 0)
+    assert report.dropped == {"no memory to read the pages in L2": 2}
+
+
+def test_persist_pauses_while_only_copies_from_the_device_run(stored, monkeypatch):
+    now, pauses = [0.0], []
+
+    def clock():
+        now[0] += 1e-6
+        assert now[0] < 2.0 and (now[0] < 0.1 or pauses), "persist spins"
+        return now[0]
+
+    def pause(seconds):
+        assert 0 <= seconds <= leftovers.PAUSE
+        pauses.append(seconds)
+        now[0] += seconds
+
+    world = stored(ROOM._replace(backup_on="evict"), StorageScript())
+    compute(world, ids(1, 2))
+    world.script.hold_back()
+    monkeypatch.setattr(leftovers, "monotonic", clock)
+    monkeypatch.setattr(leftovers, "sleep", pause, raising=False)
+    report = world.cache.persist(1.0)
+    assert report.remaining == 2 and np.sum(pauses) > 0.9
