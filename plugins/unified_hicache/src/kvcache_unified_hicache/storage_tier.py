@@ -20,6 +20,7 @@ from kvcache_unified_hicache.host_tier import HostTier
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import HostPageBytes, PageBytes
 from kvcache_unified_hicache.persists import Persists
+from kvcache_unified_hicache.storage.deadlines import close_within, within
 from kvcache_unified_hicache.storage.guard import GuardSettings, StorageGuard
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import PageKeys, component_identity
@@ -108,14 +109,15 @@ def _open(hicache: HiCacheConfig, deps: CacheDeps) -> HiCacheStorage:
     assert hicache.storage is not None and deps.storage is not None
     kind = hicache.storage.kind
     try:
-        backend = deps.storage(hicache.storage.options, StorageScope(deps.model.model_id, deps.page_size))
+        scope, factory, options = StorageScope(deps.model.model_id, deps.page_size), deps.storage, hicache.storage.options
+        backend = within(hicache.storage_timeout, lambda: factory(options, scope))
     except KVCacheError as error:
         raise StorageError(f"storage {kind!r} cannot be opened: {error}", path=error.path or PATH) from error
     except Exception as error:
         raise StorageError(f"storage {kind!r} cannot be opened: {type(error).__name__}: {error}", path=PATH) from error
     try:
         self_test(backend, hicache.storage_timeout)
-    except StorageError:
-        backend.close()
+    except BaseException:
+        close_within(hicache.storage_timeout, backend)
         raise
     return backend

@@ -235,6 +235,18 @@ def test_prune_by_age(store, kvcache):
     assert kvcache("prune", "--older-than", "7d")[1].startswith("nothing to remove: every page was used within 7 d")
 
 
+@pytest.mark.parametrize(
+    "arguments", [("inspect",), ("verify",), ("check",), ("prune", "--older-than", "1d", "--dry-run")], ids=lambda words: words[0]
+)
+def test_looking_makes_no_room(store, kvcache, arguments):
+    """A limit in the configuration is the cache's business: a command removes what it says, and nothing else."""
+    keys = store.hold("org/a", *range(HOUR, 9 * HOUR, HOUR))
+    limited = store.config.read_text(encoding="utf-8").replace("min_free_bytes: 0", "min_free_bytes: 0, max_bytes: 4KiB")
+    store.config.write_text(limited, encoding="utf-8")
+    assert kvcache(*arguments)[0] == 0
+    assert store.left() == set(keys)
+
+
 def test_prune_by_size_takes_the_least_recently_used(store, kvcache):
     keys = store.hold("org/a", 1 * DAY, 4 * DAY, 2 * DAY, 3 * DAY)
     status, out, _ = kvcache("prune", "--max-bytes", str(2 * FRAME.file_bytes + 1), "--json")

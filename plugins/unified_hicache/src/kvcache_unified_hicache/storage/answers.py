@@ -23,12 +23,13 @@ def checked_flags(answer: object, n: int) -> list[bool]:
     return cast("list[bool]", list(flags))
 
 
-def checked_values(answer: object, n: int) -> list[Value | None]:
-    """`answer` if it is `n` values or Nones. Raises BadAnswerError."""
+def checked_values(answer: object, n: int) -> list[bytes | None]:
+    """`answer` if it is `n` values or Nones, and copies of what its maker could still change: a page is verified now and used
+    later. Raises BadAnswerError."""
     values = _one_each(answer, n)
     if not all(value is None or _is_bytes(value) for value in values):
         raise BadAnswerError("get() must give bytes or None for each key")
-    return cast("list[Value | None]", list(values))
+    return [bytes(cast(Value, value)) if value is not None and type(value) is not bytes else value for value in values]
 
 
 def _is_bytes(value: object) -> bool:

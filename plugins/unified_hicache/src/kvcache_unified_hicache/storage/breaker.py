@@ -59,6 +59,11 @@ class Breaker:
         """A probe is on its way; its outcome is the next `succeeded` or `failed`."""
         self._become(Word.RETRYING, self._state.last_error)
 
+    def put_off(self) -> None:
+        """The probe was not made: the next one is due after the usual time."""
+        if self._state.word is Word.RETRYING:
+            self._become(Word.OPEN, self._state.last_error)
+
     def succeeded(self) -> None:
         # While it is open, an answer to an old call proves nothing about those that failed after it.
         if self._state.word is Word.OPEN:

@@ -6,7 +6,6 @@ while. Keys, frames and bytes are known here: no tokens, no tree, no jax.
 """
 
 import logging
-import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -18,10 +17,11 @@ from kvcache_core.contracts.storage import HiCacheStorage, Value
 from kvcache_core.deps import CacheObserver
 from kvcache_unified_hicache.storage.books import Books
 from kvcache_unified_hicache.storage.breaker import Breaker, GuardState, Word
+from kvcache_unified_hicache.storage.deadlines import close_within
 from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
 from kvcache_unified_hicache.storage.operation import DeleteOperation, ExistsOperation, Operation, OperationJob
 from kvcache_unified_hicache.storage.page_frame import PageFrame
-from kvcache_unified_hicache.storage.probe import ProbeOperation
+from kvcache_unified_hicache.storage.probe import ProbeJob, ProbeOperation
 from kvcache_unified_hicache.storage.store_operation import StoreOperation
 from kvcache_unified_hicache.storage.workers import Job, NotCalledError, Outcome, Side, Workers
 
@@ -170,17 +170,7 @@ class StorageGuard:
         self._in_flight = 0
         end = time.monotonic() + timeout
         self._workers.close(timeout / 2)
-        closing = threading.Thread(target=self._close_backend, name="kvcache-storage-close", daemon=True)
-        closing.start()
-        closing.join(max(0.0, end - time.monotonic()))
-        if closing.is_alive():
-            log.warning("the storage backend did not close within %g s and is left behind", timeout)
-
-    def _close_backend(self) -> None:
-        try:
-            self._backend.close()
-        except Exception:
-            log.warning("closing the storage backend failed", exc_info=True)
+        close_within(max(0.0, end - time.monotonic()), self._backend)
 
     def _admit(self, side: Side, nbytes: int) -> bool:
         if self._closed or not self._workers.alive or not self._breakers[side].closed:
@@ -216,8 +206,12 @@ class StorageGuard:
             removal = DeleteOperation(self._backend, bad)
             self._removals[removal] = job.operation
             self._begin(removal)
-        if job.side is not None and not isinstance(outcome.error, NotCalledError):
-            self._judge(job.side, outcome.error)
+        if job.side is not None:
+            if not isinstance(outcome.error, NotCalledError):
+                self._judge(job.side, outcome.error)
+            elif isinstance(job, ProbeJob):
+                # It was given up with all that waited: without another one the backend would be left alone for ever.
+                self._breakers[job.side].put_off()
         return self._finish(job.operation)
 
     def _finish(self, operation: Operation) -> bool:

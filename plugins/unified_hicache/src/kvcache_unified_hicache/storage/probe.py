@@ -31,8 +31,12 @@ class ProbeOperation(Operation):
         pass
 
 
+class ProbeJob(OperationJob):
+    """The call of a probe."""
+
+
 @final
-class _ReadProbe(OperationJob):
+class _ReadProbe(ProbeJob):
     side = "read"
     urgent = True
 
@@ -52,7 +56,7 @@ class _ReadProbe(OperationJob):
 
 
 @final
-class _WriteProbe(OperationJob):
+class _WriteProbe(ProbeJob):
     side = "write"
 
     def __init__(self, operation: Operation, backend: HiCacheStorage) -> None:

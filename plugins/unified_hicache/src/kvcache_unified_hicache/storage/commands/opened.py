@@ -12,6 +12,7 @@ from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredP
 from kvcache_core.errors import KVCacheError, StorageError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.loading import describe_exception, load_target
+from kvcache_unified_hicache.storage.deadlines import close_within, within
 
 T = TypeVar("T")
 
@@ -31,18 +32,22 @@ class ConfiguredStorage:
         self.timeout = timeout
         self.own_scope = StorageScope(MODEL_ID, loaded.config.page_size)
         self._loaded = loaded
-        self._options = slot.options
+        # To look into a store must not make room in it: opening with a limit would remove the oldest pages.
+        limited = "capacity" in offer.descriptor.capabilities
+        self._options = slot.options.model_copy(update={"max_bytes": None}) if limited else slot.options
         self._can_scan = "scan" in offer.descriptor.capabilities
         self._factory = load_target(offer.descriptor.factory, offer.source)
 
     @contextmanager
     def opened(self, scope: StorageScope) -> Generator[HiCacheStorage, None, None]:
         """The backend for pages of `scope`, closed at the end. Raises StorageError when it cannot be opened."""
-        backend: HiCacheStorage = self.guarded("cannot be opened", lambda: self._factory(self._options, scope))
+        backend: HiCacheStorage = self.guarded(
+            "cannot be opened", lambda: within(self.timeout, lambda: self._factory(self._options, scope))
+        )
         try:
             yield backend
         finally:
-            self.guarded("cannot be closed", backend.close)
+            close_within(self.timeout, backend)
 
     def pages(self) -> Iterator[StoredPage]:
         """Every page of the whole store.
