@@ -127,7 +127,9 @@ class UnifiedTree:
 
     def values(self, n_tokens: int) -> Values:
         self._cache.poll()
-        return full(self._allocator.alloc(n_tokens // workload.PAGE), workload.PAGE)
+        indices = self._allocator.alloc(n_tokens // workload.PAGE)
+        assert indices is not None
+        return full(indices, workload.PAGE)
 
     def insert(self, tokens: workload.Ids, values: Values) -> None:
         self._cache.insert(tokens, values)
