@@ -248,16 +248,18 @@ def test_a_root_that_becomes_a_file_fails_every_call_until_it_is_a_folder_again(
 
 
 def test_nothing_is_written_below_a_mount_point_whose_disk_has_gone(small_disk):
-    root = small_disk(4 * MIB)
-    place = root.path.parent
-    root.path = place
-    storage = root.open()
-    store_numbered(storage, range(3), NBYTES)
-    subprocess.run(["umount", "--lazy", str(place)], check=True)
-    with pytest.raises(OSError, match="another file system"):
-        store_numbered(storage, [7], NBYTES)
-    assert list(place.iterdir()) == []
-    assert numbers_there(storage, range(3), NBYTES) == []
+    """Neither where the root was the mount point, nor where it was a folder on the disk, which is not made again."""
+    for name, below in (("one", "."), ("two", "a/b")):
+        root = small_disk(4 * MIB, name)
+        place = root.path.parent
+        root.path = place / below
+        storage = root.open()
+        store_numbered(storage, range(3), NBYTES)
+        subprocess.run(["umount", "--lazy", str(place)], check=True)
+        with pytest.raises(OSError, match="another file system"):
+            store_numbered(storage, [7], NBYTES)
+        assert list(place.iterdir()) == []
+        assert numbers_there(storage, range(3), NBYTES) == []
 
 
 @pytest.mark.parametrize("bad", ["folder", "unreadable"])
@@ -343,7 +345,17 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "any disk will do",
             test_nothing_is_written_below_a_mount_point_whose_disk_has_gone,
-            Replacement(Session, "__init__", "device is not None and self.device != device", "False"),
+            Replacement(Session, "__init__", "device is not None and _nearest_device(root) != device", "False"),
+        ),
+        Fault(
+            "the disk is looked at after the folder is made",
+            test_nothing_is_written_below_a_mount_point_whose_disk_has_gone,
+            Replacement(
+                Session,
+                "__init__",
+                "device is not None and",
+                "Path(root).mkdir(parents=True, exist_ok=True) or device is not None and",
+            ),
         ),
         Fault(
             "one bad file fails the batch",

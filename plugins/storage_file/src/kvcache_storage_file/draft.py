@@ -35,7 +35,8 @@ class Draft:
         try:
             step()
         except BaseException:
-            self._close()
+            with suppress(OSError):  # a network file system fails here once more, with what `step` said
+                self._close()
             self._give_up()
             raise
 

@@ -75,8 +75,12 @@ class Ledger:
 
     def commit(self, claim: Claim, temporary: str, path: str, shard: int) -> None:
         """Move a finished page to its place, where it takes the place of an older one. On an OSError the claim stays."""
-        if not claim.epoch:
+        if not claim.epoch and not self.active:
             os.replace(temporary, path)  # noqa: PTH105 - paths are strings in this package, see Layout
+            if self.active:
+                # Whoever came with a limit just now may have looked before the page was here. If not, the count is too high.
+                with self._lock:
+                    self._add(shard, claim.nbytes)
             return
         with self._lock:
             older = _size(path)

@@ -7,7 +7,7 @@ import logging
 import os
 import threading
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import final
 
@@ -30,10 +30,11 @@ class Session:
 
     def __init__(self, root: str, max_bytes: int | None, min_free_bytes: int | None, device: int | None = None) -> None:
         """`device`: the file system that the root has to be on, None for any."""
+        if device is not None and _nearest_device(root) != device:
+            # Before anything is made: below an empty mount point it would be on another disk.
+            raise OSError(f"{root} is on another file system than when it was opened")
         Path(root).mkdir(parents=True, exist_ok=True)
         self.device = os.stat(root).st_dev  # noqa: PTH116
-        if device is not None and self.device != device:
-            raise OSError(f"{root} is on another file system than when it was opened")
         private = f"{root}/{PRIVATE}"
         Path(private).mkdir(exist_ok=True)
         with ExitStack() as undo:
@@ -100,3 +101,11 @@ class Session:
             log.warning("the pages of the root could not be counted", exc_info=True)
         finally:
             self.leave()
+
+
+def _nearest_device(path: str) -> int:
+    """The file system of `path`, or of the first of its parents that is there. Raises OSError."""
+    for folder in (Path(path), *Path(path).parents):
+        with suppress(FileNotFoundError):
+            return folder.stat().st_dev
+    raise FileNotFoundError(f"no part of {path} is there")
