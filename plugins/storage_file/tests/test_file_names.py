@@ -179,6 +179,6 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "hidden folders are models",
             test_only_pages_are_evicted_scanned_and_deleted,
-            Replacement(pages, "scopes", 'model.name.startswith(".")', "False"),
+            Replacement(pages, "scopes", "not layout.is_model(model.name)", "False"),
         ),
     )

@@ -19,6 +19,7 @@ _FILE = re.compile(r"[0-9a-f]{64}\.npy")
 _PAGE_SIZE = re.compile(r"[1-9][0-9]{0,8}")
 _UNSAFE = re.compile(rb"[^A-Za-z0-9._-]|^\.")
 _HASHED = "%-"
+_HASHED_NAME = re.compile(r"(?:(?!\.)[A-Za-z0-9._%-]{100}|)%-[0-9a-f]{64}")
 _LONGEST = 200
 
 
@@ -32,13 +33,30 @@ def folder_name(model_id: str) -> str:
 
 
 def is_hashed(folder: str) -> bool:
-    """Whether the folder's name does not tell its model id: then its NAME_FILE does."""
-    return _HASHED in folder
+    """Whether a model's folder has a name that does not tell its model id: then its NAME_FILE does."""
+    return _HASHED_NAME.fullmatch(folder) is not None
 
 
-def model_id_of(folder: str) -> str:
-    """The model id of a folder whose name tells it."""
-    return unquote(folder, errors="surrogatepass")
+def model_id_of(folder: str, name_file: bytes | None = None) -> str | None:
+    """The model id that `folder_name` makes exactly this folder of; None where it makes it of none, or where that cannot be told.
+
+    `name_file`: what the NAME_FILE of a hashed folder holds.
+    """
+    try:
+        if not is_hashed(folder):
+            model_id = unquote(folder, errors="surrogatepass")
+        elif name_file is not None:
+            model_id = name_file.decode("utf-8", "surrogatepass")
+        else:
+            return None
+        return model_id if folder_name(model_id) == folder else None
+    except UnicodeError:
+        return None
+
+
+def is_model(folder: str) -> bool:
+    """Whether a folder's name is one that `folder_name` gives; every other folder is somebody else's."""
+    return is_hashed(folder) or model_id_of(folder) is not None
 
 
 def is_page_size(name: str) -> bool:

@@ -33,7 +33,7 @@ class Scope(NamedTuple):
 def scopes(root: str) -> Iterator[Scope]:
     """Every scope of the root."""
     for model in _folders(root):
-        if model.name.startswith("."):
+        if not layout.is_model(model.name):
             continue
         for size in _folders(model.path):
             if layout.is_page_size(size.name):
@@ -66,9 +66,16 @@ def pages_of_shard(root: str, shard: int) -> list[Page]:
 
 
 def stored_pages(root: str) -> Iterator[StoredPage]:
-    """Every page of the root as the contract names it."""
+    """Every page of the root as the contract names it. Raises OSError.
+
+    A page is named only by what leads back to it. Where a NAME_FILE is gone or spoilt, its folder's pages are left out until the
+    next write for that model mends it; they count under the limit all the same.
+    """
     for scope in scopes(root):
-        model_id = _model_id(root, scope.model_folder)
+        name_file = _name_file(f"{root}/{scope.model_folder}") if layout.is_hashed(scope.model_folder) else None
+        model_id = layout.model_id_of(scope.model_folder, name_file)
+        if model_id is None:
+            continue
         for shard in layout.SHARDS:
             for page in pages_in(scope, shard):
                 key = Path(page.path).stem
@@ -83,10 +90,6 @@ def _folders(path: str) -> list[os.DirEntry[str]]:
         return []
 
 
-def _model_id(root: str, folder: str) -> str:
-    if not layout.is_hashed(folder):
-        return layout.model_id_of(folder)
-    try:
-        return Path(root, folder, layout.NAME_FILE).read_text("utf-8", "surrogatepass")
-    except OSError:
-        return folder
+def _name_file(folder: str) -> bytes | None:
+    path = Path(folder, layout.NAME_FILE)
+    return path.read_bytes() if path.is_file() else None

@@ -76,7 +76,7 @@ class Writer:
         draft = Draft(session, item.value, item.used)
         if item.place.folder not in self._folders:
             # Only now: where the root has gone, nothing may be made in its place before somebody has looked what is there.
-            draft.attempt(lambda: self._make(item.place.folder))
+            draft.attempt(lambda: self._make(session, item.place.folder))
         return draft
 
     def _store_group(self, session: Session, group: Sequence[_Item]) -> list[Exception]:
@@ -103,18 +103,20 @@ class Writer:
         again = sorted(left)
         return errors + self._workers.each(len(again), lambda number: self._store(session, group[again[number]]))
 
-    def _make(self, folder: str) -> None:
+    def _make(self, session: Session, folder: str) -> None:
         """A page's folder, once; what has been removed since is made again when a write has failed."""
         Path(folder).mkdir(parents=True, exist_ok=True)
-        if is_hashed(self._layout.model_folder):
-            self._write_name()
+        if is_hashed(Path(self._layout.model_folder).name):
+            self._write_name(session.member.temporary())
         if self._durability != "none":
             for parent in list(Path(folder).parents)[:3]:
                 page_file.sync_folder(str(parent))
         self._folders.add(folder)
 
-    def _write_name(self) -> None:
+    def _write_name(self, temporary: str) -> None:
         name = Path(self._layout.model_folder, NAME_FILE)
-        if not name.exists():
-            # Many may write it at once, and all write the same.
-            name.write_text(self._layout.model_id, "utf-8", "surrogatepass")
+        text = self._layout.model_id.encode("utf-8", "surrogatepass")
+        if not name.is_file() or name.read_bytes() != text:
+            # Many may write it at once, and all write the same; nobody sees a part of it.
+            Path(temporary).write_bytes(text)
+            Path(temporary).replace(name)
