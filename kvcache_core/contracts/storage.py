@@ -2,7 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import NamedTuple
 
 Value = bytes | bytearray | memoryview
@@ -10,10 +10,17 @@ Value = bytes | bytearray | memoryview
 
 @dataclass(frozen=True, slots=True)
 class StorageScope:
-    """What one cache stores pages of. A backend may use it to lay out folders; identity is already in every key."""
+    """What one cache stores pages of. A backend may use it to lay out folders; identity is already in every key.
+
+    `read_only`: somebody looks (`kvcache storage inspect`) and the store is to stay as it is: only `exists`, `get`, `scan` and
+    `close` are called. A backend with a limit removes nothing because of it then; one that makes, counts or tidies anything when
+    it is opened should leave that out, raise where there is no store at the place, and refuse `set` and `delete`.
+    Not a part of what a scope is: two that differ in it alone are equal, and have the same pages.
+    """
 
     model_id: str
     page_size: int
+    read_only: bool = field(default=False, compare=False)
 
 
 class StoredPage(NamedTuple):

@@ -3,14 +3,16 @@
 import subprocess
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from kvcache_conformance.storage_numbered import numbered_key
-from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
+from kvcache_storage_file import storage as files
 from kvcache_storage_file.config import FileOptions
-from kvcache_storage_file.storage import LocalFileStorage, make
+from kvcache_storage_file.storage import LocalFileStorage
 
 SCOPE = StorageScope(model_id="model", page_size=16)
 
@@ -24,7 +26,14 @@ class Root:
 
     def open(self, scope: StorageScope = SCOPE, **options) -> LocalFileStorage:
         # A test says itself when it wants a floor: the machine's disk may be fuller than 95 %.
-        storage = make(FileOptions.model_validate({"path": str(self.path), "min_free_bytes": 0} | options), scope)
+        storage = files.make(FileOptions.model_validate({"path": str(self.path), "min_free_bytes": 0} | options), scope)
+        assert isinstance(storage, LocalFileStorage)
+        self._closing.callback(storage.close)
+        return storage
+
+    def look(self, scope: StorageScope = SCOPE, **options) -> HiCacheStorage:
+        """An opener that reads only."""
+        storage = files.make(FileOptions.model_validate({"path": str(self.path)} | options), replace(scope, read_only=True))
         self._closing.callback(storage.close)
         return storage
 

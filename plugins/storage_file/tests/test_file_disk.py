@@ -19,10 +19,11 @@ from kvcache_storage_file import free_space, page_file
 from kvcache_storage_file.config import FileOptions
 from kvcache_storage_file.draft import Draft
 from kvcache_storage_file.free_space import FreeSpace
+from kvcache_storage_file.reader import Reader
 from kvcache_storage_file.room import Room
 from kvcache_storage_file.root import Root
 from kvcache_storage_file.session import Session
-from kvcache_storage_file.storage import LocalFileStorage, make
+from kvcache_storage_file.storage import make
 
 NBYTES = 100_000
 MIB = 2**20
@@ -156,7 +157,7 @@ import os, sys
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_storage_file.config import FileOptions
-from kvcache_storage_file.storage import LocalFileStorage, make
+from kvcache_storage_file.storage import make
 
 root, pages = sys.argv[1:]
 def open_it(): return make(FileOptions(path=root, min_free_bytes=0), StorageScope("model", 16))
@@ -360,6 +361,6 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "one bad file fails the batch",
             test_a_bad_file_keeps_no_other_from_being_read,
-            Replacement(LocalFileStorage, "get", "if all(value is None for value in values):", "if True:"),
+            Replacement(Reader, "get", "if all(value is None for value in values):", "if True:"),
         ),
     )

@@ -29,8 +29,8 @@ def write(path: str, value: Value, used: int) -> int:
     return fd
 
 
-def read(path: str) -> bytes | None:
-    """The whole file; None where there is none. Raises OSError. The time of use is renewed at most once in TOUCH_NS."""
+def read(path: str, *, renew: bool = True) -> bytes | None:
+    """The whole file; None where there is none. Raises OSError. `renew`: the time of use, at most once in TOUCH_NS."""
     try:
         # A FIFO in a page's place must not stop the reader for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -44,7 +44,7 @@ def read(path: str) -> bytes | None:
         while len(value) < status.st_size and (more := os.read(fd, status.st_size - len(value))):
             value += more
         now = time.time_ns()
-        if now - status.st_mtime_ns > TOUCH_NS:
+        if renew and now - status.st_mtime_ns > TOUCH_NS:
             # Another user's file, or a file system that is read only by now: its bytes are as good as any.
             with suppress(OSError):
                 os.utime(fd, ns=(now, now))

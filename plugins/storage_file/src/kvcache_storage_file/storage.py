@@ -2,7 +2,6 @@
 where it fails, and whoever calls it counts.
 """
 
-import logging
 import os
 from collections.abc import Iterator, Sequence
 from pathlib import Path
@@ -10,15 +9,14 @@ from typing import final
 
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredPage, Value
 from kvcache_core.errors import StorageError
-from kvcache_storage_file import page_file
 from kvcache_storage_file.config import FileOptions
 from kvcache_storage_file.layout import Layout
 from kvcache_storage_file.pages import stored_pages
+from kvcache_storage_file.read_only import ReadOnlyFileStorage
+from kvcache_storage_file.reader import Reader
 from kvcache_storage_file.root import Root
 from kvcache_storage_file.workers import Workers
 from kvcache_storage_file.writer import Writer
-
-log = logging.getLogger(__name__)
 
 _CLOSE_SECONDS = 1.0
 
@@ -31,13 +29,13 @@ class LocalFileStorage(HiCacheStorage):
 
     def __init__(self, options: FileOptions, scope: StorageScope) -> None:
         """Raises OSError where the root cannot be used."""
-        root = str(Path(options.path).expanduser().absolute())
+        root = _root(options)
         self._layout = Layout(root, scope.model_id, scope.page_size)
         self._workers = Workers(options.workers - 1)
         self._opened = Root(root, options.max_bytes, options.min_free_bytes)
         self._writer = Writer(self._opened, self._layout, self._workers, options.durability)
+        self._reader = Reader(self._layout, self._workers, renew=True)
         self._process = os.getpid()
-        self._complained = False
 
     @property
     def temporaries_swept(self) -> int:
@@ -52,25 +50,12 @@ class LocalFileStorage(HiCacheStorage):
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
         self._check()
-        return [page_file.is_file(self._layout.place(key).path) for key in keys]
+        return self._reader.exists(keys)
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
-        """Raises OSError where no page could be read and not all are simply absent. A single bad file among good ones is absent:
-        the next write of its key replaces it.
-        """
+        """Raises OSError where no page could be read and not all are simply absent."""
         self._check()
-        paths = [self._layout.place(key).path for key in keys]
-        values: list[bytes | None] = [None] * len(paths)
-
-        def read(number: int) -> None:
-            values[number] = page_file.read(paths[number])
-
-        errors = self._workers.each(len(paths), read)
-        if errors:
-            if all(value is None for value in values):
-                raise errors[0]
-            self._complain(errors[0])
-        return values
+        return self._reader.get(keys)
 
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Raises what the first page met that could not be stored; the others of the batch are stored."""
@@ -116,15 +101,13 @@ class LocalFileStorage(HiCacheStorage):
         if os.getpid() != self._process:
             raise RuntimeError("this storage was opened by the parent process: open it again after a fork")
 
-    def _complain(self, error: Exception) -> None:
-        if not self._complained:
-            self._complained = True
-            log.warning("a page cannot be read and counts as absent (said once): %s", error)
 
-
-def make(options: FileOptions, scope: StorageScope) -> LocalFileStorage:
-    """The factory named by the descriptor. Raises StorageError where the folder cannot be used."""
+def make(options: FileOptions, scope: StorageScope) -> HiCacheStorage:
+    """The factory named by the descriptor. Raises StorageError where the folder cannot be used; one who only reads makes none."""
     try:
+        if scope.read_only:
+            root = _root(options)
+            return ReadOnlyFileStorage(root, Layout(root, scope.model_id, scope.page_size), Workers(options.workers - 1))
         return LocalFileStorage(options, scope)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder to put in place of `~`
         reason = (error.strerror if isinstance(error, OSError) else None) or error
@@ -132,3 +115,8 @@ def make(options: FileOptions, scope: StorageScope) -> LocalFileStorage:
             f"storage 'file' cannot use the folder {options.path!r}: {reason}; give another one with 'path'",
             path=("hicache", "storage"),
         ) from error
+
+
+def _root(options: FileOptions) -> str:
+    """Raises RuntimeError: `~` stands for no folder."""
+    return str(Path(options.path).expanduser().absolute())
