@@ -50,8 +50,8 @@ class Served:
 
 
 class BareHost:
-    """A model with pools of `total_pages`, or of so many by component. A request keeps the pages it was given, except those
-    behind a window: they go back as soon as they may, and other requests get them. States go on in another slot each step."""
+    """A model with pools of `total_pages`, or of so many by component. A request keeps the pages it was given, but not those
+    behind a window: they go back as soon as they may, and others get them. States go on in another slot with every step."""
 
     def __init__(
         self,

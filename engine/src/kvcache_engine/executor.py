@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 from kvcache_core.contracts.pools import PoolSet
 from kvcache_core.contracts.results import Indices
-from kvcache_engine.batch import Batch
+from kvcache_engine.batch import Batch, StateSlots
 from kvcache_engine.runner import ModelRunner
 from kvcache_engine.scheduler import Row
 
@@ -77,7 +77,9 @@ def _batch(rows: Sequence[Row]) -> Batch:
     for i, row in enumerate(rows):
         ids[i, : len(row.ids)] = row.ids
     start = np.array([row.start for row in rows], np.int32)
-    return Batch(ids, start, lengths, {name: _stack([row.tables[name] for row in rows]) for name in rows[0].tables})
+    tables = {name: _stack([row.tables[name] for row in rows]) for name in rows[0].tables}
+    slots = {name: StateSlots(*np.array([row.states[name] for row in rows], np.int32).T) for name in rows[0].states}
+    return Batch(ids, start, lengths, tables, slots)
 
 
 def _stack(tables: Sequence[Indices]) -> Indices:

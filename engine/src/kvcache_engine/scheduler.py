@@ -7,7 +7,7 @@ time decides nothing but how long a request waits for storage.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol, final
 
 import numpy as np
@@ -19,6 +19,7 @@ from kvcache_engine.endings import Endings
 from kvcache_engine.kv_manager import Admission, KVManager
 from kvcache_engine.limits import Limits
 from kvcache_engine.request import FinishReason, Phase, Request, RequestSpec, Sampling
+from kvcache_engine.state_slots import StateSlot
 from kvcache_engine.waiting_queue import WaitingQueue
 
 PAUSE = 0.0002
@@ -29,12 +30,14 @@ processor to the threads that do them, and far less than a page takes."""
 @dataclass(frozen=True, slots=True, eq=False)
 class Row:
     """New tokens of one request: `ids` stand at positions `start`, `start + 1`, ...; `tables` map page ordinals to pages.
-    `sampling` is None where the next token is known already (a chunk in the middle of a prompt)."""
+    `sampling` is None where the next token is known already (a chunk in the middle of a prompt). `states`: by recurrent
+    component, where the state before `ids` is and where the one after them goes."""
 
     ids: npt.NDArray[np.int32]
     start: int
     tables: Mapping[str, Indices]
     sampling: Sampling | None
+    states: Mapping[str, StateSlot] = field(default_factory=dict[str, StateSlot])
 
 
 class Executor(Protocol):

@@ -57,7 +57,8 @@ def packaged_model(name: str, cache: str | Path = _CACHE) -> Path:
                 return path
         raise _missing(name, model)
     pieces = [place / "data" / f"{model.file}.part{i:02}" for i, part in enumerate(model.parts) for place in _folders(part)]
-    if len(pieces) != len(model.parts) or not all(piece.is_file() for piece in pieces):
+    # The package itself carries the licence, so its parts alone are not enough.
+    if not _folders(model.package) or len(pieces) != len(model.parts) or not all(piece.is_file() for piece in pieces):
         raise _missing(name, model)
     path = Path(cache).expanduser() / model.file
     try:
