@@ -410,6 +410,22 @@ class KnowsOnlyWhatItWrote(ToyStorage):
         self.max_bytes = limit
 
 
+class MakesRoomWhenOpened(ToyStorage):
+    """Whoever opens it."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        while self.max_bytes is not None and sum(map(len, self.disk.pages.values())) > self.max_bytes:
+            del self.disk.pages[next(iter(self.disk.pages))]
+
+
+class GivesNothingToOneWhoLooks(ToyStorage):
+    """It takes the field for a part of the name."""
+
+    def place(self, key):
+        return self.scope.model_id, -self.scope.page_size if self.scope.read_only else self.scope.page_size, key
+
+
 class CompressesInside(ToyStorage):
     def put(self, place, value):
         super().put(place, b"z" + value)
@@ -504,6 +520,8 @@ FAULTS: Sequence[tuple[type[ToyStorage], str]] = (
     (CountsOverwrittenPages, "test_overwriting_and_deleting_take_no_room"),
     (EvictsAllForAHugeValue, "test_a_value_above_the_limit_harms_nothing"),
     (KnowsOnlyWhatItWrote, "test_a_lower_limit_holds_after_opening_again"),
+    (MakesRoomWhenOpened, "test_one_who_only_looks_makes_no_room"),
+    (GivesNothingToOneWhoLooks, "test_one_who_only_looks_finds_what_is_there"),
     (CompressesInside, "test_what_is_set_is_what_is_stored"),
     (TrustsItsIndex, "test_what_is_stored_is_what_is_got"),
     (RaisesForDamagedPages, "test_a_damaged_page_harms_no_other_and_can_be_set_again"),

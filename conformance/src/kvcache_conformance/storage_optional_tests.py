@@ -3,6 +3,7 @@
 import time
 from abc import ABC
 from contextlib import suppress
+from dataclasses import replace
 from functools import partial
 
 import pytest
@@ -29,6 +30,17 @@ class PersistentStorageTests(StorageKit, ABC):
         storage.delete(keys[1:2])
         bench.close(storage)
         expect_pages(bench.open(), keys, [b"", None, content(5000), content(70_000), content(20)])
+
+    def test_one_who_only_looks_finds_what_is_there(self, bench: StorageBench) -> None:
+        """As `kvcache storage inspect` opens it."""
+        self.part("persistent")
+        storage, keys = bench.open(), new_keys(3)
+        storage.set(keys[:2], [content(10), content(5000)])
+        bench.close(storage)
+        looking = bench.open(replace(SCOPE, read_only=True))
+        expect_pages(looking, keys, [content(10), content(5000), None])
+        bench.close(looking)
+        expect_pages(bench.open(), keys, [content(10), content(5000), None])
 
     def test_changes_go_on_after_opening_again(self, bench: StorageBench) -> None:
         self.part("persistent")
@@ -218,6 +230,15 @@ class CapacityStorageTests(StorageKit, ABC):
         storage.set(keys[8:], [content(PAGE_BYTES)])
         _expect_bounded(storage, keys, LIMIT // 2)
         expect_exists(storage, keys[8:], [True])
+
+    def test_one_who_only_looks_makes_no_room(self, bench: StorageBench) -> None:
+        self.part("capacity")
+        self.part("persistent")
+        storage, keys = bench.open_limited(LIMIT), new_keys(8)
+        storage.set(keys, [content(PAGE_BYTES, number) for number in range(8)])
+        bench.close(storage)
+        bench.close(bench.open_limited(LIMIT // 4, replace(SCOPE, read_only=True)))
+        expect_pages(bench.open_limited(LIMIT), keys, [content(PAGE_BYTES, number) for number in range(8)])
 
 
 def _tuple(scope: StorageScope) -> tuple[str, int]:

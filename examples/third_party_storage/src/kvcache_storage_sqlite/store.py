@@ -22,6 +22,8 @@ class SqliteStorage(HiCacheStorage):
         self._scope = (scope.model_id, scope.page_size)
         self._lock = threading.Lock()
         path = Path(options.path).expanduser()
+        if scope.read_only and not path.exists():
+            raise FileNotFoundError(f"there is no database {path}")
         self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
         with self._db:
             self._db.execute("PRAGMA journal_mode = WAL")

@@ -26,9 +26,9 @@ COMMANDS: Final = {
   kvcache storage inspect cache.yaml --json
   kvcache storage inspect --hicache-storage file --hicache-storage-path /data/pages
 
-age is the time since a page was last written or read. Nothing is read but the list of pages.
+age is the time since a page was last written or read. Nothing is read but the list of pages, and nothing is changed.
 
-exit status: 0; 2 the configuration has no storage, or its backend cannot list pages""",
+exit status: 0; 2 the configuration has no storage, there is none where it says, or its backend cannot list pages""",
     ),
     "verify": _Command(
         "verify_pages",
@@ -37,8 +37,8 @@ exit status: 0; 2 the configuration has no storage, or its backend cannot list p
   kvcache storage verify cache.yaml
   kvcache storage verify cache.yaml --remove
 
-every page of every model is read, the least recently used first: reading counts as use, and so their order stays as it was. A bad
-page is never served in any case; --remove makes room for a good one.
+every page of every model is read, the least recently used first: where reading counts as use, their order stays as it was. A bad
+page is never served in any case; --remove makes room for a good one, and without it nothing is changed.
 
 exit status: 0 all pages are good; 1 some are bad, removed or not; 2 as for `inspect`""",
     ),
@@ -50,9 +50,10 @@ exit status: 0 all pages are good; 1 some are bad, removed or not; 2 as for `ins
   kvcache storage prune cache.yaml --max-bytes 10GiB --dry-run
   kvcache storage prune cache.yaml --model HuggingFaceTB/SmolLM2-135M-Instruct --older-than 12h
 
-it asks nothing and says what it removed. Only pages that the backend lists are touched, nothing else that lies in the same place.
-Conditions together: --older-than first, then --max-bytes of what is left, the least recently used pages first; with --model, both
-count and remove pages of that model only, and alone it removes all of them. Running engines lose nothing but the pages.
+it asks nothing and says what it removed, which is all that it removes: max_bytes of the configuration is left to the caches.
+Only pages that the backend lists are touched, nothing else that lies in the same place. Conditions together: --older-than first,
+then --max-bytes of what is left, the least recently used pages first; with --model, both count and remove pages of that model
+only, and alone it removes all of them. Running engines lose nothing but the pages.
 
 exit status: 0; 1 some pages could not be removed; 2 as for `inspect`""",
     ),
@@ -63,7 +64,8 @@ exit status: 0; 1 some pages could not be removed; 2 as for `inspect`""",
   kvcache storage check cache.yaml
   kvcache storage check --hicache-storage file --hicache-storage-path /data/pages
 
-two pages of random bytes are stored, found, read and deleted; each call has the deadline hicache.storage_timeout.
+two pages of random bytes are stored, found, read and deleted; each call has the deadline hicache.storage_timeout. As at the start
+of a cache the store is made where it is missing; no page goes because of max_bytes.
 
 exit status: 0 it works; 1 it does not; 2 the configuration has no storage""",
     ),

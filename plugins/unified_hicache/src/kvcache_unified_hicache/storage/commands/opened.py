@@ -3,6 +3,7 @@
 import argparse
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Final, TypeVar, final
 
 from kvcache_core.config.flags import config_from_args
@@ -32,7 +33,7 @@ class ConfiguredStorage:
         self.timeout = timeout
         self.own_scope = StorageScope(MODEL_ID, loaded.config.page_size)
         self._loaded = loaded
-        # To look into a store must not make room in it: opening with a limit would remove the oldest pages.
+        # A command removes what it says: opening with a limit would remove the oldest pages as well.
         limited = "capacity" in offer.descriptor.capabilities
         self._options = slot.options.model_copy(update={"max_bytes": None}) if limited else slot.options
         self._can_scan = "scan" in offer.descriptor.capabilities
@@ -50,13 +51,13 @@ class ConfiguredStorage:
             close_within(self.timeout, backend)
 
     def pages(self) -> Iterator[StoredPage]:
-        """Every page of the whole store.
+        """Every page of the whole store, which is left as it is.
 
-        Raises StorageError: the backend cannot list its pages, or fails on the way.
+        Raises StorageError: the backend cannot list its pages, finds no store, or fails on the way.
         """
         if not self._can_scan:
             raise self.located(StorageError(f"the storage backend '{self.kind}' cannot list its pages", path=PATH))
-        with self.opened(self.own_scope) as backend:
+        with self.opened(replace(self.own_scope, read_only=True)) as backend:
             pages = self.guarded("cannot list its pages", backend.scan)
             while (page := self.guarded("cannot list its pages", lambda: next(pages, None))) is not None:
                 yield page

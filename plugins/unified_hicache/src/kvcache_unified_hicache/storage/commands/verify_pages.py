@@ -41,7 +41,7 @@ def verify(storage: ConfiguredStorage, progress: Progress, *, remove: bool) -> V
     # The least recently used first: reading is use, and this keeps the order in which pages would be evicted.
     pages = sorted(storage.pages(), key=lambda page: (page.model_id, page.page_size, page.used))
     for (model_id, page_size), group in groupby(pages, key=lambda page: (page.model_id, page.page_size)):
-        with storage.opened(StorageScope(model_id, page_size)) as backend:
+        with storage.opened(StorageScope(model_id, page_size, read_only=not remove)) as backend:
             for batch in _batches(group):
                 answers = _read(backend, batch)
                 wrong = [BadPage(page, answer) for page, answer in zip(batch, answers, strict=True) if answer]
