@@ -11,6 +11,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
 
+import pytest
+
+from kvcache_conformance.mutants import Replacement
 from kvcache_conformance.storage_numbered import numbered_key, page_of, wrong_pages
 from kvcache_conformance.storage_processes import StorageOpener
 
@@ -79,6 +82,13 @@ def kill_writers(opener: StorageOpener, hunt: Hunt) -> Kills:
     wrong += wrong_pages(storage, kept, hunt.nbytes)
     storage.close()
     return Kills(kills, with_temporary, stored, wrong, missing, unswept, largest, "jax" in sys.modules)
+
+
+def kill_faulty_writers(opener: StorageOpener, hunt: Hunt, fault: Replacement) -> Kills:
+    """The same with a fault planted, in this process and so in its writers: what the hunt has to notice."""
+    with pytest.MonkeyPatch.context() as patch:
+        fault(patch)
+        return kill_writers(opener, hunt)
 
 
 def _kill_one(opener: StorageOpener, nbytes: int, first: int, chance: random.Random) -> tuple[list[int], int]:

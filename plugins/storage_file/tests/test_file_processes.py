@@ -1,15 +1,19 @@
 """Several processes on one root, and processes that are killed (FAULTS S3, S5, S8)."""
 
+import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
-from kvcache_conformance.storage_kills import Hunt, Kills, kill_writers
-from kvcache_conformance.storage_numbered import fill, largest_page, numbers_there
+from kvcache_conformance.mutants import Replacement
+from kvcache_conformance.storage_kills import Hunt, Kills, kill_faulty_writers, kill_writers
+from kvcache_conformance.storage_numbered import fill, largest_page, numbers_there, store_numbered
 from kvcache_conformance.storage_processes import OtherProcess, StorageOpener
 from kvcache_core.contracts.storage import StorageScope
+from kvcache_storage_file.session import Session
 from kvcache_storage_file.shared_lock import SharedLock
+from kvcache_storage_file.writer import Writer
 
 SCOPE = StorageScope(model_id="model", page_size=16)
 
@@ -34,6 +38,28 @@ def check_kills(root, kills: Kills, wanted: int) -> None:
 
 def test_a_writer_that_is_killed_leaves_no_wrong_page_and_loses_none_it_reported(root):
     check_kills(root, OtherProcess(kill_writers, opener(root), hunt(root, 20, 400)).result(), 20)
+
+
+IN_PLACE = """draft = self._draft(session, item)
+    with open(item.place.path, "wb", 0) as file:
+        for start in range(0, len(item.value), 64):
+            file.write(item.value[start : start + 64])"""
+
+
+@pytest.mark.parametrize(
+    ("fault", "found"),
+    [
+        (Replacement(Writer, "_write", "draft = self._draft(session, item)", IN_PLACE), "wrong"),
+        (Replacement(Session, "__init__", "list(sweep(private))", "[]"), "unswept"),
+    ],
+    ids=["pages are written in their place", "the dead are not swept"],
+)
+def test_kills_notice_a_planted_fault(root, fault, found):
+    """In a process of its own, as the kills are: a fault that is planted here would not be there."""
+    kills = OtherProcess(kill_faulty_writers, opener(root), hunt(root, 5, 400), fault).result()
+    assert getattr(kills, found)
+    with pytest.raises(AssertionError):
+        check_kills(root, kills, 5)
 
 
 @pytest.mark.slow
@@ -95,6 +121,31 @@ def test_two_processes_fill_a_root_to_three_times_its_limit_with_restarts_and_a_
     storage = root.open(max_bytes=limits[-1])
     storage.check_integrity()
     assert len(numbers_there(storage, [*range(2000, 2060), *range(2500, 2560)], nbytes)) >= 14
+
+
+def test_two_processes_keep_the_floor_under_the_free_space(small_disk):
+    """FAULTS S2, S8: neither knows what the other is writing at the moment, so the floor may be short of that, and no more."""
+    nbytes, floor = 100_000, 3 * 2**20
+    root = small_disk(8 * 2**20)
+    storage = root.open(min_free_bytes=floor)
+    options = opener(root, min_free_bytes=floor, workers=1)
+    pool = ThreadPoolExecutor(2)
+    both = [pool.submit(OtherProcess(fill, options, mine, nbytes).result) for mine in (range(200), range(1000, 1200))]
+    while not all(process.done() for process in both):
+        assert free(root.path) >= floor - 2 * largest_page(nbytes)
+    pool.shutdown()
+    assert [process.result() for process in both] == [[], []]
+    assert floor - 2 * largest_page(nbytes) <= free(root.path) < floor + 6 * largest_page(nbytes)
+    # The next page makes up for it.
+    store_numbered(storage, range(2000, 2003), nbytes)
+    assert free(root.path) >= floor
+    assert numbers_there(storage, [*range(150, 200), *range(1150, 1200)], nbytes)
+    storage.check_integrity()
+
+
+def free(path: Path) -> int:
+    found = os.statvfs(path)
+    return found.f_bavail * found.f_frsize
 
 
 def test_two_processes_write_read_and_evict_the_same_pages(root):
