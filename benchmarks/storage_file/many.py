@@ -8,7 +8,7 @@ from pathlib import Path
 
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_storage_file.config import FileOptions
-from kvcache_storage_file.storage import LocalFileStorage, make
+from kvcache_storage_file.storage import LocalFileStorage
 
 KEY = "0" * 64
 NBYTES = 1024
@@ -23,7 +23,7 @@ def main() -> None:
     scope = StorageScope("bench", 16)
     before = resident()
     start = time.perf_counter()
-    storage = make(options, scope)
+    storage = LocalFileStorage(options, scope)
     opened = time.perf_counter() - start
     first = timed(lambda: storage.get([KEY, "1" * 64]))
     write = timed(lambda: storage.set([KEY], [bytes(NBYTES)]))
