@@ -611,8 +611,8 @@ class TestFaultsOfStorage(PlantedFaultTests):
             Replacement(
                 Persists,
                 "_send",
-                "return UNAVAILABLE if unavailable(self._guard) else TOO_MANY_BYTES",
-                "marks.set(places, STORED); return UNAVAILABLE if unavailable(self._guard) else TOO_MANY_BYTES",
+                'return UNAVAILABLE if self._guard.refuses("write") else TOO_MANY_BYTES',
+                "marks.set(places, STORED); return TOO_MANY_BYTES",
             ),
         ),
         Fault(

@@ -19,6 +19,7 @@ from kvcache_core.contracts.results import Indices
 from kvcache_core.contracts.storage import HiCacheStorage, Value
 
 T = TypeVar("T")
+Side = Literal["read", "write"]
 
 
 class Frame(Protocol):
@@ -46,7 +47,7 @@ class StorageScript:
 
     `fates`: for the next pages stored or fetched, in the order their requests end, whether that succeeds; True when it is empty.
     `allowed`: how many requests the next polls may end; None for all. `picks`: which of the pending ones is next. `refusing`:
-    nothing is taken, because too much is under way or, with `word` "open", because the backend is left alone.
+    nothing is taken, because too much is under way or, with `word` "open", because the backend is left alone: for `sides`.
     """
 
     def __init__(self) -> None:
@@ -56,6 +57,7 @@ class StorageScript:
         self.allowed: int | None = None
         self.refusing = False
         self.word = "ok"
+        self.sides: tuple[Side, ...] = ("read", "write")
         self.pending: list[_Pending] = []
         self.ever_stored: set[bytes] = set()
         self.landed: set[tuple[str, int]] = set()
@@ -74,6 +76,7 @@ class StorageScript:
 
     def let_all_through(self) -> None:
         self.allowed, self.refusing, self.word = None, False, "ok"
+        self.sides = ("read", "write")
 
     @property
     def quiet(self) -> bool:
@@ -145,6 +148,9 @@ class ScriptedGuard:
     @property
     def idle(self) -> bool:
         return self._script.quiet
+
+    def refuses(self, side: Side) -> bool:
+        return self._script.word == "open" and side in self._script.sides
 
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool:
         _check_keys(keys)

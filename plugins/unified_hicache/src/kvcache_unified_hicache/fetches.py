@@ -19,7 +19,7 @@ from kvcache_radix.node import DIGEST_BYTES, Node
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.attaching import Attaching
 from kvcache_unified_hicache.fetch import Arrival, Fetch, Request
-from kvcache_unified_hicache.guarded_store import GuardedStore, unavailable
+from kvcache_unified_hicache.guarded_store import GuardedStore
 from kvcache_unified_hicache.host_pool.page_layout import MAX_ROWS
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import PageBytes
@@ -96,7 +96,7 @@ class Fetches:
         wanted = [key for named in keys for key in named.values()]
         taken = self._guard.exists(wanted, fetch.answer)
         # Every rank is refused, or none: the others' answers then find nobody.
-        [taken, open_] = self._agree([int(taken), int(not unavailable(self._guard))])
+        [taken, open_] = self._agree([int(taken), int(not self._guard.refuses("read"))])
         if not taken:
             return Refused.BUSY if open_ else Refused.UNAVAILABLE
         self._pending.append(fetch)
@@ -254,7 +254,7 @@ class Fetches:
                 continue
             if self._guard.fetch(request.keys, self._frames[request.c], self._unpack(request.c), request.answer):
                 request.sent = True
-            elif unavailable(self._guard):
+            elif self._guard.refuses("read"):
                 request.sent = True
                 request.answer(None)
             else:

@@ -4,8 +4,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from kvcache_core.contracts.storage import HiCacheStorage, Value
-from kvcache_unified_hicache.storage.breaker import GuardState, Word
+from kvcache_unified_hicache.storage.breaker import GuardState
 from kvcache_unified_hicache.storage.page_frame import PageFrame
+from kvcache_unified_hicache.storage.workers import Side
 
 T = TypeVar("T")
 
@@ -15,7 +16,14 @@ class GuardedStore(Protocol):
     called. Everything here is called on the owner thread."""
 
     @property
-    def state(self) -> GuardState: ...
+    def state(self) -> GuardState:
+        """For reports: the worse one of reading and writing. What is refused because of it, only `refuses` tells."""
+        ...
+
+    def refuses(self, side: Side) -> bool:
+        """Whether a refusal means that the backend is left alone (`exists` and `fetch` read, `store` writes), and not that too
+        much is under way. A full disk must not cost the pages that can be read."""
+        ...
 
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool: ...
 
@@ -47,8 +55,3 @@ class GuardedStore(Protocol):
 
 
 OpenGuard = Callable[[HiCacheStorage], GuardedStore]
-
-
-def unavailable(guard: GuardedStore) -> bool:
-    """Whether a refusal means that the backend is left alone, and not that too much is under way."""
-    return guard.state.word in (Word.OPEN, Word.RETRYING)

@@ -15,7 +15,7 @@ from kvcache_core.contracts.results import Indices
 from kvcache_core.contracts.storage import Value
 from kvcache_radix.node import DIGEST_BYTES, Node
 from kvcache_radix.store import NodeStore
-from kvcache_unified_hicache.guarded_store import GuardedStore, unavailable
+from kvcache_unified_hicache.guarded_store import GuardedStore
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import CapturedBytes, PageBytes
 from kvcache_unified_hicache.page_marks import ABSENT, GOING, STORED, PageMarks
@@ -133,7 +133,7 @@ class Persists:
             self._answered(c, marks, places, answers)
 
         if not self._guard.store(keys, frame.file_bytes, _sealed(frame, keys, captured), done):
-            return UNAVAILABLE if unavailable(self._guard) else TOO_MANY_BYTES
+            return UNAVAILABLE if self._guard.refuses("write") else TOO_MANY_BYTES
         self._bytes += nbytes
         marks.set(places, GOING)
         return None

@@ -662,7 +662,7 @@ class TestFaultsOfFailing(PlantedFaultTests):
             "one breaker for both ways",
             test_a_full_disk_does_not_stop_reading,
             Replacement(
-                StorageGuard, "_admit", "not self._breakers[side].closed", "not all(b.closed for b in self._breakers.values())"
+                StorageGuard, "refuses", "not self._breakers[side].closed", "not all(b.closed for b in self._breakers.values())"
             ),
         ),
         Fault(

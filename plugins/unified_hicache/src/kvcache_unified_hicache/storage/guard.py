@@ -104,6 +104,11 @@ class StorageGuard:
             return worst._replace(word=Word.OPEN, last_error=worst.last_error or f"{self.stuck} calls hang")
         return worst
 
+    def refuses(self, side: Side) -> bool:
+        """Whether nothing of this kind is taken now, however little is under way: the backend is left alone, every thread hangs
+        in it, or the guard is closed."""
+        return self._closed or not self._workers.alive or not self._breakers[side].closed
+
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool:
         """Whether each page is there; False for those whose call failed."""
         return self._admit("read", sum(map(len, keys))) and self._begin(
@@ -173,7 +178,7 @@ class StorageGuard:
         close_within(max(0.0, end - time.monotonic()), self._backend)
 
     def _admit(self, side: Side, nbytes: int) -> bool:
-        if self._closed or not self._workers.alive or not self._breakers[side].closed:
+        if self.refuses(side):
             return False
         return self._in_flight == 0 or self._in_flight + nbytes <= self._settings.max_bytes_in_flight
 
