@@ -27,6 +27,7 @@ def bounds() -> dict[str, str]:
     highest: dict[str, str] = {}
     for text in declared():
         name, lower = text.split(">=")
+        name = name.partition("[")[0]  # extras bring packages with bounds of their own
         known = highest.get(name, lower)
         highest[name] = max(known, lower, key=release)
     return highest

@@ -11,6 +11,7 @@ import yaml
 
 from kvcache_core.config.nodes import NodeWalk, compose
 from kvcache_core.config.problems import Loc, Place, Problem
+from kvcache_core.config.secrets import MASK, UNQUOTED, is_secret_name, redacted
 from kvcache_core.errors import InvalidConfigError
 
 
@@ -33,6 +34,8 @@ class LocatedDocument:
         except yaml.MarkedYAMLError as error:
             place = self._place(error.problem_mark, 1) if error.problem_mark else Place(name)
             text = ", ".join(part for part in (error.context, error.problem) if part)
+            if place.line is not None and place.text != self._line(place.line - 1):
+                text = UNQUOTED  # the usual words may quote what the line does not show
             raise InvalidConfigError((Problem((), f"not valid YAML: {text}", place),)) from error
         except yaml.YAMLError as error:
             raise InvalidConfigError((Problem((), f"not valid YAML: {' '.join(str(error).split())}", Place(name)),)) from error
@@ -95,8 +98,10 @@ class LocatedDocument:
         return self._place(start, length)
 
     def _place(self, mark: yaml.Mark, length: int) -> Place:
-        text = self._lines[mark.line] if mark.line < len(self._lines) else ""
-        return Place(self.name, mark.line + 1, mark.column + 1, text, length)
+        return Place(self.name, mark.line + 1, mark.column + 1, redacted(self._line(mark.line)), length)
+
+    def _line(self, number: int) -> str:
+        return self._lines[number] if number < len(self._lines) else ""
 
 
 def parse_value(text: str, flag: str, loc: Loc) -> Any:
@@ -109,8 +114,10 @@ def parse_value(text: str, flag: str, loc: Loc) -> Any:
     try:
         root = compose(text)
         value = None if root is None else walk.build(root, loc)
-    except (yaml.YAMLError, RecursionError) as error:
-        raise InvalidConfigError((Problem((), f"{text!r} is not valid YAML", Place(flag)),)) from error
+    except (yaml.YAMLError, RecursionError):
+        shown = MASK if loc and is_secret_name(str(loc[-1])) else repr(redacted(text))
+        # From None: what YAML says quotes the text.
+        raise InvalidConfigError((Problem((), f"{shown} is not valid YAML", Place(flag)),)) from None
     if walk.problems:
         raise InvalidConfigError(tuple(walk.problems))
     return value

@@ -11,6 +11,7 @@ import yaml
 
 from kvcache_core.config.core_schema import MERGE_TAG, CoreLoader, scalar, tag_fault
 from kvcache_core.config.problems import Loc, Place, Problem
+from kvcache_core.config.secrets import UNQUOTED, is_secret_name
 
 
 def compose(text: str) -> yaml.Node | None:
@@ -46,7 +47,7 @@ class NodeWalk:
     def _build_once(self, node: yaml.Node, loc: Loc, above: tuple[yaml.Node, ...]) -> Any:
         fault = tag_fault(node)
         if fault is not None:
-            self._note(node, loc, fault)
+            self._note(node, loc, self._shown(fault, loc))
         if isinstance(node, yaml.SequenceNode):
             return [self.build(item, (*loc, i), above) for i, item in enumerate(node.value)]
         if isinstance(node, yaml.MappingNode):
@@ -57,7 +58,7 @@ class NodeWalk:
         try:
             return scalar(node)
         except ValueError as error:
-            self._note(node, loc, str(error))
+            self._note(node, loc, self._shown(str(error), loc))
             return None
 
     def _mapping(self, node: yaml.MappingNode, loc: Loc, above: tuple[yaml.Node, ...]) -> dict[str, Any]:
@@ -79,6 +80,11 @@ class NodeWalk:
                 places[name] = self._place_of(key)
                 result[name] = self.build(value, (*loc, name), above)
         return result
+
+    @staticmethod
+    def _shown(message: str, loc: Loc) -> str:
+        """What is said of a value at `loc`; the usual words quote it."""
+        return UNQUOTED if loc and is_secret_name(str(loc[-1])) else message
 
     def _note(self, node: yaml.Node, loc: Loc, message: str) -> None:
         self.problems.append(Problem(loc, message, self._place_of(node)))

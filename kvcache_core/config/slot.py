@@ -21,6 +21,7 @@ from pydantic import (
 from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
+from kvcache_core.config.secrets import without_secrets
 from kvcache_core.errors import PluginError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.descriptors import PluginOptions
@@ -71,6 +72,8 @@ def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
     if not isinstance(kind, str):
         installed = ", ".join(registry.names(Kind.STORAGE)) or "none"
         raise problem(f"needs a key 'kind' with the name of a storage backend (installed: {installed})")
+    if "://" in kind:  # it is not quoted: it may have a password
+        raise problem("a kind is a name, such as 'redis'; a URL belongs beside it: {kind: redis, url: ...}")
     try:
         offer = registry.storage(kind)
     except PluginError as error:
@@ -78,8 +81,12 @@ def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
         raise ValidationError.from_exception_data(
             "storage", [InitErrorDetails(type=problem(str(error)), loc=where, input=kind)]
         ) from error
-    # A ValidationError raised here is merged by pydantic into the outer one, under the slot's own path.
-    return StorageSlot(kind=kind, options=offer.descriptor.options.model_validate(raw, context=info.context))
+    model = offer.descriptor.options
+    try:
+        return StorageSlot(kind=kind, options=model.model_validate(raw, context=info.context))
+    except ValidationError as error:
+        # Merged by pydantic into the outer one, under the slot's own path. The first one quotes what was given, secrets included.
+        raise without_secrets(error, model) from None
 
 
 class _SlotSchema:

@@ -6,11 +6,12 @@ another. What is valid is decided later.
 
 from collections.abc import Mapping, Sequence
 from copy import deepcopy
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, cast
 
 from kvcache_core.config.located import LocatedDocument, parse_value
 from kvcache_core.config.problems import Loc, Place, Problem
+from kvcache_core.config.secrets import redacted
 from kvcache_core.errors import InvalidConfigError
 
 STORAGE: Loc = ("hicache", "storage")
@@ -24,7 +25,7 @@ class Override:
     """
 
     loc: Loc
-    text: str
+    text: str = field(repr=False)
     flag: str
     is_yaml: bool = True
     by_kind: Mapping[str, str] | None = None
@@ -113,7 +114,7 @@ class ConfigSources:
         elif loc == STORAGE and isinstance(child, str):
             child = {"kind": child}
         elif not isinstance(child, dict):
-            raise _invalid(override, f"cannot be set: {'.'.join(map(str, loc))} is {child!r}, not a mapping")
+            raise _invalid(override, f"cannot be set: {'.'.join(map(str, loc))} is {redacted(repr(child))}, not a mapping")
         node[str(part)] = child
         return cast(dict[str, Any], child)
 
