@@ -57,7 +57,7 @@ class ServerFacts:
             yield f"{self.address} does not tell how it evicts and persists ({self.refused})"
         if self.maxmemory == 0:
             yield (
-                f"{self.address} has no maxmemory: it grows until the system ends it; set maxmemory and maxmemory-policy allkeys-lru"
+                f"{self.address} has no maxmemory: it grows until the system ends it; set maxmemory and the policy allkeys-lru"
             )
         elif self.policy == "noeviction":
             yield f"{self.address} evicts nothing: once it is full no page is stored any more; set maxmemory-policy allkeys-lru"
