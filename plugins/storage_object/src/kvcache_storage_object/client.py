@@ -1,18 +1,21 @@
-"""The client of an object store, made from options. Its requests have time-outs and few retries: the library's own wait for minutes.
+"""The client of an object store, made from options. Requests have time-outs and few retries: the library's own wait for minutes.
 
 Making one opens no connection. Environment variables of the services' SDKs are read by the library where an option is not given.
 """
 
 import os
+from collections.abc import Iterator, Sequence
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
+import obstore
 from obstore.store import AzureStore, GCSStore, S3Store
 
 from kvcache_storage_object.config import ObjectOptions
 
 if TYPE_CHECKING:
+    from obstore import ObjectMeta
     from obstore.store import ClientConfig, ObjectStore, RetryConfig
 
 
@@ -33,8 +36,8 @@ def check_process() -> None:
 
 
 def make_client(options: ObjectOptions, retries: int) -> "ObjectStore":
-    """Raises RuntimeError in the child of a fork, and what the library raises for settings that cannot work, some of them from the
-    environment."""
+    """Raises RuntimeError in the child of a fork, and what the library raises for settings that cannot work, some of them from
+    the environment."""
     check_process()
     address = options.address
     seconds = timedelta(seconds=options.timeout)
@@ -53,6 +56,12 @@ def make_client(options: ObjectOptions, retries: int) -> "ObjectStore":
         return GCSStore(address.bucket, client_options=client, retry_config=retry, config=config)
     config["account_name"] = address.account
     return AzureStore(address.bucket, client_options=client, retry_config=retry, config=config)
+
+
+def listed(client: "ObjectStore", prefix: str, at_once: int) -> "Iterator[Sequence[ObjectMeta]]":
+    """What lies below `prefix`, in parts of `at_once` objects that are asked for one by one. Raises what the library raises."""
+    # Another overload names a type of a package that is not needed.
+    return iter(obstore.list(client, prefix or None, chunk_size=at_once))  # pyright: ignore[reportUnknownMemberType]
 
 
 def _given(options: ObjectOptions) -> Any:

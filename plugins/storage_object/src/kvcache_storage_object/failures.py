@@ -1,8 +1,8 @@
 """What a client library says of a failure, as an error of our own: short, typed, and without what must not be shown.
 
-The library's texts have many lines and repeat requests, and it tells few kinds of failures apart: of a list, a forbidden one and a
-network that is gone are the same to it. So the kind is read from its text. None of its errors leaves this package, not as a cause
-either: logs print causes.
+The library's texts have many lines and repeat requests, and it tells few kinds of failures apart: of a list, a forbidden one and
+a network that is gone are the same to it. So the kind is read from its text. None of its errors leaves this package, not as a
+cause either: logs print causes.
 """
 
 import re
@@ -10,6 +10,8 @@ from collections.abc import Sequence
 from typing import Final, final
 
 from obstore.exceptions import PermissionDeniedError, UnauthenticatedError
+
+from kvcache_core.errors import KVCacheError
 
 _LONGEST: Final = 300
 _STATUS = re.compile(r"status code: (\d{3})")
@@ -28,7 +30,9 @@ class Failures:
 
     def translated(self, error: Exception) -> Exception:
         """Gives PermissionError where the server refused, FileNotFoundError, TimeoutError, ConnectionError, or another OSError.
-        Of other errors the library may be the author as well: they keep no more than their text."""
+        A KVCacheError is ours and stays. Others keep no more than their text, for the library may be their author as well."""
+        if isinstance(error, KVCacheError):
+            return error
         whole = str(error)
         status, kind = _STATUS.search(whole), _KIND.search(whole)
         text = self.text(whole)

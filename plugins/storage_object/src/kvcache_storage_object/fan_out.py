@@ -1,7 +1,7 @@
 """The pages of a batch, each a request of its own, on threads that all batches share, and a deadline for the whole batch.
 
-Daemon threads: a request that hangs must not keep the interpreter from ending. What is late is nobody's any more. It does not know
-what the work is.
+Daemon threads: a request that hangs must not keep the interpreter from ending. What is late is nobody's any more. It does not
+know what the work is.
 """
 
 import queue

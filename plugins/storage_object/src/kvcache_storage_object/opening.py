@@ -1,7 +1,8 @@
 """Opening a store: everything that would otherwise be a silent miss for every page is asked first, within the deadline.
 
 A list, because a missing bucket looks like a missing page to every other question, and because without the right to list S3 says
-"forbidden" for an absent page. Then the marker, which tells a store from a slip in the prefix, and by which later formats are known.
+"forbidden" for an absent page. Then the marker, which tells a store from a slip in the prefix, and by which later formats are
+known.
 """
 
 import json
@@ -13,7 +14,7 @@ from obstore.exceptions import AlreadyExistsError
 
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
 from kvcache_core.errors import StorageError
-from kvcache_storage_object.client import check_process, make_client
+from kvcache_storage_object.client import check_process, listed, make_client
 from kvcache_storage_object.config import ObjectOptions
 from kvcache_storage_object.failures import Failures
 from kvcache_storage_object.fan_out import FanOut
@@ -38,20 +39,17 @@ def make(options: ObjectOptions, scope: StorageScope) -> HiCacheStorage:
         names = Names(options.address.prefix, scope)
     except (RuntimeError, ValueError) as error:
         raise StorageError(f"storage 'object': {error}", path=_PATH) from None
-    fan_out = FanOut(options.workers, options.timeout)
     try:
         # No retries: somebody waits for an error that is to be seen, and a healthy server needs none.
         prober = make_client(options, retries=0)
         client = make_client(options, retries=options.retries)
-        answers = fan_out.run([names], lambda names: _probe(prober, names, scope.read_only))
-        if answers.errors:
-            raise answers.first_error
-    except StorageError:
-        fan_out.close(0.0)
-        raise
     except Exception as error:
-        fan_out.close(0.0)
         raise _refusal(options, failures.translated(error)) from None
+    fan_out = FanOut(options.workers, options.timeout)
+    answers = fan_out.run([names], lambda names: _probe(prober, names, scope.read_only))
+    if answers.errors:
+        fan_out.close(0.0)
+        raise _refusal(options, failures.translated(answers.first_error)) from None
     atomic = answers.results[0]
     if atomic is False:
         log.warning(
@@ -71,10 +69,10 @@ def make(options: ObjectOptions, scope: StorageScope) -> HiCacheStorage:
 def _probe(client: "ObjectStore", names: Names, read_only: bool) -> bool | None:
     """Whether the server refuses to create what is there; None for one who only reads.
 
-    Raises StorageError: there is no store, or one of another format. Raises what the library raises where the bucket is missing or
-    may not be listed or written.
+    Raises StorageError: there is no store, or one of another format. Raises what the library raises where the bucket is missing
+    or may not be listed or written.
     """
-    next(iter(obstore.list(client, f"{names.marker}.list", chunk_size=1)), None)
+    next(listed(client, f"{names.marker}.list", 1), None)
     known = _marker(client, names)
     if known is None and read_only:
         raise StorageError(
@@ -119,6 +117,8 @@ def _create(client: "ObjectStore", names: Names) -> bool:
 
 
 def _refusal(options: ObjectOptions, error: Exception) -> StorageError:
+    if isinstance(error, StorageError):
+        return error
     where = f"{options.address}" + (f" at {options.endpoint}" if options.endpoint else "")
     if isinstance(error, PermissionError):
         advice = "check the credentials; they need to list, read, write and delete there"

@@ -5,12 +5,13 @@ fails, and whoever calls it counts.
 import errno
 import logging
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar, final
 
 import obstore
 
 from kvcache_core.contracts.storage import HiCacheStorage, StoredPage, Value
-from kvcache_storage_object.client import check_process, in_this_process
+from kvcache_storage_object.client import check_process, in_this_process, listed
 from kvcache_storage_object.failures import Failures
 from kvcache_storage_object.fan_out import Answers, FanOut
 from kvcache_storage_object.names import Names
@@ -30,10 +31,10 @@ _BULK = 1000
 
 @final
 class ObjectStorage(HiCacheStorage):
-    """One object a page; a reader sees a whole one or none, and the last writer wins. Several may be open on one bucket, anywhere.
+    """One object a page; a reader sees a whole one or none; the last writer wins. Several may be open on one bucket, anywhere.
 
-    Every call ends within the time-out; of a page that has not come by then, or whose request failed, `get` and `exists` say that it
-    is absent, unless nothing at all was found: then they raise. Thread safe; not to be used after a fork, nor opened again there.
+    Every call ends within the time-out; of a page that has not come by then, or whose request failed, `get` and `exists` say that
+    it is absent, unless nothing at all was found: then they raise. Thread safe; not to be used after a fork, nor opened there.
     """
 
     def __init__(
@@ -60,8 +61,8 @@ class ObjectStorage(HiCacheStorage):
 
     @property
     def atomic_create(self) -> bool | None:
-        """Whether the server was seen to refuse to create what is there already; some ignore that. None: it was not tried, because
-        this one only reads. Pages do not need it: all who write one write the same."""
+        """Whether the server was seen to refuse to create what is there already; some ignore that. None: it was not tried,
+        because this one only reads. Pages do not need it: all who write one write the same."""
         return self._atomic_create
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
@@ -133,14 +134,12 @@ class ObjectStorage(HiCacheStorage):
             return None
 
     def _remove(self, name: str) -> None:
-        try:
+        with suppress(FileNotFoundError):  # Google's and Azure's answer for an absent object
             obstore.delete(self._client, name)
-        except FileNotFoundError:
-            pass  # Google's and Azure's answer for an absent object
 
     def _pages(self) -> Iterator[StoredPage]:
-        listed = iter(obstore.list(self._client, self._names.prefix or None, chunk_size=_BULK))
-        while (chunk := self._translating(lambda _: next(listed, None))(None)) is not None:
+        parts = listed(self._client, self._names.prefix, _BULK)
+        while (chunk := self._translating(lambda _: next(parts, None))(None)) is not None:
             for meta in chunk:
                 named = self._names.parse(meta["path"])
                 if named is not None:
