@@ -1,7 +1,7 @@
 """L3: a store of opaque pages. It sees bytes and keys, never a tree, a device or a tensor."""
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -34,6 +34,18 @@ class StoredPage(NamedTuple):
     used: float
 
 
+class NotAllStoredError(Exception):
+    """Raised by `set` when some pages of a batch are stored and others are not: one server of several is gone, a file in the way.
+
+    `missing`: the keys that are not stored; all others of the batch are. It says that the backend works: one that is gone as a whole,
+    or full, raises something else.
+    """
+
+    def __init__(self, text: str, missing: Collection[str]) -> None:
+        super().__init__(text)
+        self.missing = frozenset(missing)
+
+
 class HiCacheStorage(ABC):
     """Batch access to pages by key. Keys are 64 lowercase hex digits. A batch may be empty, and name a key more than once.
 
@@ -53,7 +65,8 @@ class HiCacheStorage(ABC):
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Store each value under its key; the last writer wins, within a batch too. A reader sees a whole value or none.
 
-        Values are contiguous and may be empty; they are the caller's again when this returns.
+        Values are contiguous and may be empty; they are the caller's again when this returns. Of a batch that is not stored whole
+        it may be said with NotAllStoredError what is; after any other exception nothing of it counts as stored.
         """
 
     @abstractmethod
