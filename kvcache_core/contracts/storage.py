@@ -37,8 +37,8 @@ class StoredPage(NamedTuple):
 class NotAllStoredError(Exception):
     """Raised by `set` when some pages of a batch are stored and others are not: one server of several is gone, a file in the way.
 
-    `missing`: the keys that are not stored; all others of the batch are. It says that the backend works: one that is full, or gone
-    as a whole, raises something else.
+    `missing`: the keys that are not stored; all others of the batch are. It says that the backend works: one that is full or
+    gone as a whole raises something else.
     """
 
     def __init__(self, text: str, missing: Collection[str]) -> None:
