@@ -124,8 +124,8 @@ def test_hicache_is_shown_at_start_and_at_the_end(folder, capsys):
     summary, tokens = data["summary"], sum(r["cached_tokens"]["host"] for r in data["requests"])
     page_bytes = 2 * 2 * 16 * 2 * 32 * 4  # keys and values, layers, tokens, heads, head_dim, float32
     assert summary["tiers"] == {
-        "device": {"pages": 15, "bytes": 15 * page_bytes},
-        "host": {"pages": 45, "bytes": 45 * page_bytes},
+        "device": {"pages": 15, "units": {"full": 15}, "bytes": 15 * page_bytes},
+        "host": {"pages": 45, "units": {"full": 45}, "bytes": 45 * page_bytes},
     }
     assert tokens == summary["cached_tokens"]["host"] > 0
     for direction, counter in (("d2h", "host_written_tokens"), ("h2d", "host_loaded_tokens")):

@@ -134,7 +134,7 @@ class TestFaultsOfSteps(PlantedFaultTests):
         Fault(
             "T22: admission evicts before it compares",
             test_a_request_that_has_to_wait_evicts_nothing,
-            Replacement(KVManager, "admit", "if short or not", "if not"),
+            Replacement(KVManager, "admit", "if self._short(request, match.device_len, start, running) or not", "if not"),
         ),
         Fault(
             "P7: the pages of a hit are computed again and reported as a hit",

@@ -4,15 +4,35 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+_MODEL = (
+    "a .gguf file, a folder with safetensors, a hub id such as org/name, or a name: smollm2-135m, gemma3-270m (optional package) "
+    "or with random weights tiny-qwen3, tiny-gemma3, tiny-mimo-v2-flash, tiny-kimi-linear (from kvcache-conformance)"
+)
+
 
 class EngineConfig(BaseModel):
     """How the reference engine serves a model. Paths are relative to the configuration file's folder."""
 
     model_config = ConfigDict(extra="forbid", frozen=True)
 
-    model: str = Field(description="a .gguf file, a folder with safetensors, the name smollm2-135m, or a hub id such as org/name")
+    model: str = Field(description=_MODEL)
     prompts: str | None = Field(default=None, description="prompts file, one JSON object a line; --prompts replaces it")
     device_tokens: int = Field(default=16384, ge=1, description="size of the device pool (L1) in tokens; whole pages")
+    window_tokens: int | None = Field(
+        default=None, ge=1, description="the same for the pages of sliding windows; default: as many as device_tokens"
+    )
+    device_states: int | None = Field(
+        default=None,
+        ge=3,
+        description="recurrent states that the device pool (L1) holds; default: what fits into a quarter of the pages' bytes, "
+        "and at least 4 for every running request",
+    )
+    snapshot_interval: int | None = Field(
+        default=None,
+        ge=1,
+        description="tokens between two snapshots of a recurrent state in a long prompt, rounded up to whole pages; default: "
+        "4096, or more where a state takes more bytes than a quarter of the pages before it",
+    )
     chunk_tokens: int = Field(default=256, ge=1, description="tokens of a prompt that one step computes")
     max_running: int = Field(default=8, ge=1, description="requests that run at the same time")
     context: int | None = Field(default=None, ge=2, description="tokens of prompt and answer together; default: the model's")

@@ -17,6 +17,7 @@ from kvcache_core.errors import ConfigError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.registry import Registry
 from kvcache_core.transfer_queue import TransferQueue
+from kvcache_engine.component import component_of
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.endings import Endings
 from kvcache_engine.executor import ModelExecutor, TokenSampler
@@ -28,6 +29,7 @@ from kvcache_engine.pools.engine_pool import EnginePool
 from kvcache_engine.pools.model_pools import model_pools
 from kvcache_engine.pools.page_allocator import PageAllocator
 from kvcache_engine.pools.pool_set import EnginePools
+from kvcache_engine.pools.pool_sizes import pool_totals, snapshot_positions
 from kvcache_engine.runner import ModelRunner
 from kvcache_engine.sampling import Sampler
 from kvcache_engine.scheduler import Scheduler
@@ -96,8 +98,7 @@ def build_engine(
             path=("engine", "context"),
         )
     page_size = config.page_size
-    total = -(-engine.device_tokens // page_size)
-    totals = dict.fromkeys(model.config.components, total)
+    totals = pool_totals(model.config, engine, page_size)
     pools = model_pools(model.config, page_size, totals, model.mesh) if like is None else like.pools
     queue = TransferQueue(pools)
     pool_set = _pool_set(pools, queue, engine.device_tokens)
@@ -124,7 +125,14 @@ def build_engine(
     executor = ModelExecutor(runner, pool_set, sampler)
     scheduler = Scheduler(
         cache,
-        KVManager(cache, allocators, page_size, engine.chunk_tokens),
+        KVManager(
+            cache,
+            allocators,
+            page_size,
+            engine.chunk_tokens,
+            [component_of(spec) for spec in model.spec.components],
+            snapshot_positions(model.config, engine, page_size),
+        ),
         executor,
         limits,
         Endings(model.tokenizer.end_ids, model.tokenizer.decode, context),

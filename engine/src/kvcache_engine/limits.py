@@ -42,7 +42,7 @@ class Limits:
         if not fits(longest):
             raise RequestError(
                 f"request {spec.id!r}: prompt and answer may need {longest} tokens, more than the whole device pool; "
-                "raise engine.device_tokens or lower max_tokens"
+                "raise engine.device_tokens (and, where they are set, window_tokens and device_states) or lower max_tokens"
             )
 
 

@@ -119,7 +119,14 @@ def _by_reason(counts: Mapping[str, int], unit: str) -> str:
 
 def tiers_text(tiers: Mapping[str, TierSize]) -> str:
     """`L1 44 pages (30.9 MiB), L2 264 pages (185.6 MiB)`."""
-    return ", ".join(f"{LEVELS[tier]} {size['pages']} pages ({bytes_text(size['bytes'])})" for tier, size in tiers.items())
+    return ", ".join(tier_text(tier, size) for tier, size in tiers.items())
+
+
+def tier_text(tier: str, size: TierSize) -> str:
+    """`L1 44 pages (30.9 MiB)`; with several components `L1 44 full + 20 swa (30.9 MiB)`."""
+    units = size["units"]
+    text = " + ".join(f"{n} {name}" for name, n in units.items()) if len(units) > 1 else f"{size['pages']} pages"
+    return f"{LEVELS[tier]} {text} ({bytes_text(size['bytes'])})"
 
 
 def cached_text(result: RequestResult) -> str:

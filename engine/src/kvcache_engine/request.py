@@ -10,6 +10,7 @@ import numpy.typing as npt
 from kvcache_core.contracts.locks import Lock, Ticket
 from kvcache_core.contracts.tokens import ExtraKey
 from kvcache_engine.request_pages import RequestPages
+from kvcache_engine.request_states import RequestStates
 
 FinishReason = Literal["stop", "length", "abort", "error"]
 
@@ -73,6 +74,7 @@ class Request:
     spec: RequestSpec
     pages: RequestPages
     submitted_at: float
+    states: RequestStates = field(default_factory=RequestStates)
     phase: Phase = Phase.QUEUED
     output_ids: list[int] = field(default_factory=list[int])
     computed: int = 0
@@ -81,6 +83,8 @@ class Request:
     """The largest `computed` ever: what lies below it and is computed again is recomputation."""
     lock: Lock | None = None
     """Covers the cached prefix while the request runs; None while queued or loading."""
+    released: set[str] = field(default_factory=set[str])
+    """Components whose part of `lock` was released early."""
     ticket: Ticket | None = None
     """The load the request waits for; its lock becomes the request's."""
     fetched: tuple[int, int] = (0, 0)

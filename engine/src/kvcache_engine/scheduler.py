@@ -122,7 +122,7 @@ class Scheduler:
         """
         self._limits.check(spec, self._kv.fits)
         started = self._clock()
-        request = Request(spec, self._kv.new_pages(), submitted_at=started)
+        request = Request(spec, self._kv.new_pages(), submitted_at=started, states=self._kv.new_states())
         self._waiting.add(request)
         self._spend(started)
         return request
@@ -188,7 +188,7 @@ class Scheduler:
             if request.phase is Phase.DECODE and self._make_room(request, request.computed + 1):
                 decoding.append(request)
             elif request.phase is Phase.PREFILL and prefilling is None:  # loads may end together: then the oldest goes first
-                end = min(request.n_tokens, request.computed + self._limits.chunk_tokens)
+                end = self._kv.chunk_end(request)
                 if self._make_room(request, end):
                     prefilling = request
         return decoding, prefilling
@@ -230,16 +230,18 @@ class Scheduler:
         for request, token in zip(requests, tokens, strict=True):
             assert token is not None
             self._computed(request, request.computed + 1)
+            self._kv.leave_behind(request)
             self._accept(request, token)
         self._spend(started)
 
     def _prefill(self, request: Request) -> None:
-        end = min(request.n_tokens, request.computed + self._limits.chunk_tokens)
+        end = self._kv.chunk_end(request)
         [token] = self._executor.execute([self._row(request, end)])
         started = self._clock()
         self.stats.prefill_chunks += 1
         self._computed(request, end)
         self._kv.commit_chunk(request)
+        self._kv.leave_behind(request)
         if end == request.n_tokens:
             assert token is not None
             request.phase = Phase.DECODE
@@ -249,11 +251,12 @@ class Scheduler:
     def _row(self, request: Request, end: int) -> Row:
         tables = {name: request.pages.table(name) for name in request.pages.components}
         sampling = request.spec.sampling if end == request.n_tokens else None
-        return Row(request.ids()[request.computed : end], request.computed, tables, sampling)
+        return Row(request.ids()[request.computed : end], request.computed, tables, sampling, request.states.row())
 
     def _computed(self, request: Request, end: int) -> None:
         request.count_computed(request.computed, end)
         request.computed = end
+        self._kv.advance(request)
 
     def _accept(self, request: Request, token: int) -> None:
         request.output_ids.append(token)

@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from html import escape
 from typing import Any
 
-from kvcache_engine.report import bytes_text, seconds_text
+from kvcache_engine.report import bytes_text, seconds_text, tier_text
 
 _WIDTH, _HEIGHT = 640, 300
 _LEFT, _RIGHT, _TOP, _BOTTOM = 64, 16, 16, 44
@@ -32,7 +32,7 @@ def sweep_page(report: Mapping[str, Any]) -> str:
     l1 = points[0]["tiers"]["device"] if points else None
     about = [f"Model {report['model']['id']}, page size {report['page_size']} tokens"]
     if l1 is not None:
-        about.append(f"L1 {l1['pages']} pages ({bytes_text(l1['bytes'])})")
+        about.append(tier_text("device", l1))
         about.append(f"{points[0]['requests']} requests with {points[0]['prompt_tokens']} prompt tokens")
     if report["interrupted"]:
         about.append("interrupted: the ratios that were complete are shown")

@@ -17,7 +17,9 @@ class TierSize(TypedDict):
     """One tier of a cache, all components together."""
 
     pages: int
-    """Pages it can hold."""
+    """Pages, and recurrent states, that it can hold."""
+    units: dict[str, int]
+    """The same by component."""
     bytes: int
     """Bytes of so many pages, over all layers; replicas on several devices are counted once."""
 
@@ -44,6 +46,7 @@ def tier_sizes(cache: BasePrefixCache, page_bytes: Mapping[str, int]) -> dict[st
             continue
         sizes[tier] = {
             "pages": sum(totals.values()),
+            "units": totals,
             "bytes": sum(total * page_bytes[name] for name, total in totals.items()),
         }
     return sizes

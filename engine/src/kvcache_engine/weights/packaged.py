@@ -7,9 +7,11 @@ whose text the package carries. Neither is part of any of our distributions.
 import importlib.util
 import tempfile
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import NamedTuple
 
+from kvcache_core import __version__
 from kvcache_engine.errors import ModelFileError, ModelNotFoundError
 
 _CACHE = "~/.cache/kvcache/models"
@@ -41,6 +43,10 @@ _MODELS: Mapping[str, _Packaged] = {
 PACKAGED_MODELS = tuple(_MODELS)
 """The names that `packaged_model` knows."""
 
+_KIT = "kvcache_conformance"
+TINY_MODELS = ("tiny-qwen3", "tiny-gemma3", "tiny-mimo-v2-flash", "tiny-kimi-linear")
+"""The names that `tiny_model` knows: one for each kind of memory. Their weights are random, so their answers mean nothing."""
+
 
 def packaged_model(name: str, cache: str | Path = _CACHE) -> Path:
     """The model file of one of PACKAGED_MODELS. One that comes in pieces is joined in the folder `cache`, once.
@@ -67,6 +73,35 @@ def packaged_model(name: str, cache: str | Path = _CACHE) -> Path:
     except OSError as error:
         raise ModelFileError(f"{path}: cannot be put together from the package {model.distribution}: {error}") from error
     return path
+
+
+def tiny_model(name: str, cache: str | Path = _CACHE) -> Path:
+    """The folder of one of TINY_MODELS, written below the folder `cache` once for every version.
+
+    Raises:
+        ModelNotFoundError: the package that makes it is not installed; the text has the command.
+        ModelFileError: the folder cannot be written.
+    """
+    if not _folders(_KIT):
+        raise ModelNotFoundError(
+            f"model {name!r} is made by kvcache-conformance; install it with: pip install kvcache-conformance"
+        )
+    folder = Path(cache).expanduser() / f"tiny-{__version__}" / name
+    if folder.is_dir():
+        return folder
+    # By name, as plugins are found: an engine that serves real models needs no kit.
+    write = import_module(f"{_KIT}.tiny_by_name").write_tiny_model
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent) as temporary:
+            made = write(name, Path(temporary) / name)
+            # Another process may have been faster; then its folder is as good.
+            if not folder.is_dir():
+                made.replace(folder)
+    except OSError as error:
+        if not folder.is_dir():
+            raise ModelFileError(f"{folder}: the model {name!r} cannot be written there: {error}") from error
+    return folder
 
 
 def _join(pieces: list[Path], path: Path) -> None:

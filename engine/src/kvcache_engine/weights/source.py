@@ -6,7 +6,7 @@ from typing import NamedTuple
 from kvcache_engine.errors import ModelNotFoundError
 from kvcache_engine.weights.checkpoint import Checkpoint
 from kvcache_engine.weights.gguf_file import GgufFile
-from kvcache_engine.weights.packaged import PACKAGED_MODELS, packaged_model
+from kvcache_engine.weights.packaged import PACKAGED_MODELS, TINY_MODELS, packaged_model, tiny_model
 from kvcache_engine.weights.safetensors_file import SafetensorsFolder
 
 _HUB_FILES = ["*.safetensors", "*.safetensors.index.json", "config.json", "generation_config.json", "tokenizer*.json", "*.jinja"]
@@ -22,7 +22,8 @@ class FoundModel(NamedTuple):
 def find_model(source: str | Path) -> FoundModel:
     """Where the model is that `source` names, downloaded if it was a hub id.
 
-    Tried in this order: an existing path, the name of a model in a package (`smollm2-135m`, `gemma3-270m`), a hub id `org/name`.
+    Tried in this order: an existing path, the name of a model in a package (`smollm2-135m`, `gemma3-270m`) or of a tiny one with
+    random weights (`tiny-gemma3` and others), a hub id `org/name`.
 
     Raises ModelNotFoundError with what to do about it, ModelFileError when a packaged model cannot be put together.
     """
@@ -32,11 +33,13 @@ def find_model(source: str | Path) -> FoundModel:
         return FoundModel(path)
     if name in PACKAGED_MODELS:
         return FoundModel(packaged_model(name))
+    if name in TINY_MODELS:
+        return FoundModel(tiny_model(name), name)
     parts = name.split("/")
     if len(parts) == 2 and all(parts) and not name.startswith((".", "~")) and path.suffix != ".gguf":
         return FoundModel(_download(name), name)
     raise ModelNotFoundError(
-        f"no model at {name!r}; give a .gguf file, a folder, a hub id org/name, or {', '.join(PACKAGED_MODELS)}"
+        f"no model at {name!r}; give a .gguf file, a folder, a hub id org/name, or {', '.join((*PACKAGED_MODELS, *TINY_MODELS))}"
     )
 
 
