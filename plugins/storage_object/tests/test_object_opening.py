@@ -1,5 +1,6 @@
 """What would be a miss for every page is an error at the start, in time, with no secret in it (FAULTS C5)."""
 
+import json
 import logging
 import socket
 from dataclasses import replace
@@ -9,6 +10,7 @@ import pytest
 
 from kvcache_conformance.s3_servers import ACCESS_KEY, READER_KEY
 from kvcache_conformance.storage_bench import content, expect_pages, new_keys
+from kvcache_core.cli import main
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
 
@@ -129,3 +131,16 @@ def test_a_server_that_ignores_create_if_absent_is_noticed_and_works(careless_st
     assert sorted(page.key for page in storage.scan()) == sorted(keys[:3])
     storage.delete(keys)
     expect_pages(storage, keys, [None] * 4)
+
+
+@pytest.mark.parametrize("command", [["config", "show"], ["config", "resolve"], ["config", "explain"], ["storage", "check"]])
+def test_no_command_shows_a_secret(store, tmp_path, capsys, command):
+    file = tmp_path / "cache.yaml"
+    storage = {"kind": "object", **store.options(secret_access_key=SECRET)}
+    # JSON is YAML, too.
+    file.write_text(json.dumps({"model_class": "full_attention", "hicache": {"storage": storage}}))
+    failed = main([*command, str(file)])
+    shown = capsys.readouterr()
+    assert bool(failed) == (command == ["storage", "check"])
+    assert "object" in shown.out + shown.err
+    assert SECRET not in shown.out + shown.err
