@@ -69,6 +69,11 @@ YAML
 cat >long.jsonl <<'JSONL'
 {"id": "one", "prompt": "What every pupil learns: the capital of Spain is Madrid, the capital of France is", "max_tokens": 4}
 JSONL
+cat >redis.yaml <<'YAML'
+hicache:
+  storage: {kind: redis, host: 127.0.0.1, port: 1, password: hunter2}
+YAML
+sed 's/port/prt/' redis.yaml >redis-wrong.yaml
 cat >prompts.jsonl <<'JSONL'
 {"id": "one", "prompt": "The capital of France is", "max_tokens": 4}
 JSONL
@@ -133,6 +138,22 @@ assert first["cached_tokens"]["storage"] == 0, first
 assert second["cached_tokens"]["storage"] >= second["prompt_tokens"] - 4, second
 assert "Paris" in first["text"] and second["text"] == first["text"], runs
 PY
+
+# Every storage backend that speaks to servers, alone beside the core and the cache with tiers: its options are validated, and a server
+# that is not there is an error at the start, without a traceback and without the password.
+for kind in redis; do
+  new_environment "$kind"
+  install "$kind" "$work"/dist/kvcache_{core,radix,component_full,unified_hicache,storage_"$kind"}-*.whl
+  use "$kind" kvcache plugins list | grep -F "storage backend $kind:"
+  refuse "$kind" "did you mean" kvcache config validate "$kind-wrong.yaml"
+  use "$kind" kvcache config validate "$kind.yaml"
+  use "$kind" kvcache config show "$kind.yaml" | grep -F '**********'
+  status=0
+  text=$(use "$kind" kvcache storage check "$kind.yaml" 2>&1) || status=$?
+  echo "$text"
+  ((status == 1)) || fail "status 1 was expected, not $status"
+  ! grep -qE 'Traceback|hunter2' <<<"$text" || fail "a traceback or a secret was printed"
+done
 
 # A decode node: the core and ChunkCache alone.
 new_environment decode

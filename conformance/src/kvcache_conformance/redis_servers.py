@@ -8,7 +8,7 @@ import socket
 import ssl
 import subprocess
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any, Final, NamedTuple, final
@@ -126,7 +126,7 @@ class RawConnection:
 
 
 @contextmanager
-def running_cluster(command: str, folder: Path, nodes: int = 3) -> Iterator[list[RedisServer]]:
+def running_cluster(command: str, folder: Path, nodes: int = 3) -> Generator[list[RedisServer], None, None]:
     """Primaries with a third of the slots each, without replicas; those that are left go on when one is gone."""
     with ExitStack() as ending:
         servers = [ending.enter_context(started(lambda at=at: _node(command, folder / f"node-{at}"))) for at in range(nodes)]
@@ -135,11 +135,16 @@ def running_cluster(command: str, folder: Path, nodes: int = 3) -> Iterator[list
         for server in servers[1:]:
             bus = int(server.ask("CONFIG", "GET", "cluster-port")[1])
             servers[0].ask("CLUSTER", "MEET", LOOPBACK, server.port, bus)
-        until = time.monotonic() + _SECONDS
-        while not all(_knows_all(server, nodes) for server in servers):
-            assert time.monotonic() < until, "the nodes did not become a cluster: " + servers[0].log[-2000:]
-            time.sleep(0.02)
+        wait_for_cluster(servers)
         yield servers
+
+
+def wait_for_cluster(servers: Sequence[RedisServer]) -> None:
+    """Until all of them say that all slots are served: at the start, and after one of them was started again."""
+    until = time.monotonic() + _SECONDS
+    while not all(_knows_all(server, len(servers)) for server in servers):
+        assert time.monotonic() < until, "the nodes did not become a cluster: " + servers[0].log[-2000:]
+        time.sleep(0.02)
 
 
 def make_certificates(folder: Path) -> Certificates:

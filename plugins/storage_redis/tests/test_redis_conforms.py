@@ -1,10 +1,9 @@
-"""The whole kit for storage backends on RedisStorage, against real servers: Valkey, Redis with TLS and a password, and a cluster."""
+"""The whole kit for storage backends on RedisStorage, with real servers: Valkey, Redis with TLS and a password, and a cluster."""
 
 from abc import ABC
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import ClassVar
 
 import pytest
 
@@ -17,7 +16,7 @@ from kvcache_conformance.storage_tests import InstalledStorageTests
 class RawKeys(RawStorage):
     """The keys of one model in the servers, one of which has each."""
 
-    def __init__(self, servers: list[RedisServer], prefix: str) -> None:
+    def __init__(self, servers: Sequence[RedisServer], prefix: str) -> None:
         self._servers = servers
         self._prefix = prefix
 
@@ -38,10 +37,10 @@ class RawKeys(RawStorage):
 
 
 class RedisKit(InstalledStorageTests, ABC):
-    """The kit on the servers that a fixture of the class has started."""
+    """The kit on servers that a fixture gives each test."""
 
     kind = "redis"
-    servers: ClassVar[list[RedisServer]]
+    servers: Sequence[RedisServer]
 
     def options(self, place):
         return {"host": LOOPBACK, "port": self.servers[0].port, "key_prefix": prefix_of(place)}
@@ -50,42 +49,40 @@ class RedisKit(InstalledStorageTests, ABC):
         return RawKeys(self.servers, f"{prefix_of(place)}:{scope.model_id}:{scope.page_size}:")
 
 
+@pytest.fixture(scope="module")
+def locked_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisServer]:
+    """The system's server, with TLS alone and a password."""
+    folder = tmp_path_factory.mktemp("redis")
+    certificates = make_certificates(folder / "certificates")
+
+    def make() -> RedisServer:
+        return RedisServer(redis_command(), folder, password="p@ss/word", certificates=certificates)
+
+    with started(make) as server:
+        yield server
+
+
 class TestOnValkey(RedisKit):
-    @pytest.fixture(autouse=True, scope="class")
-    def _servers(self, request, valkey):
-        request.cls.servers = [valkey]
+    @pytest.fixture(autouse=True)
+    def _servers(self, valkey):
+        self.servers = [valkey]
 
 
-class TestOnValkeyWithTimeToLive(RedisKit):
-    @pytest.fixture(autouse=True, scope="class")
-    def _servers(self, request, valkey):
-        request.cls.servers = [valkey]
-
-    def options(self, place):
-        return super().options(place) | {"ttl_seconds": 1000}
-
-
-class TestOnACluster(RedisKit):
-    @pytest.fixture(autouse=True, scope="class")
-    def _servers(self, request, cluster):
-        request.cls.servers = cluster
+class TestOnAClusterWithTimeToLive(RedisKit):
+    @pytest.fixture(autouse=True)
+    def _servers(self, cluster):
+        self.servers = cluster
 
     def options(self, place):
-        return super().options(place) | {"cluster": True}
+        return super().options(place) | {"cluster": True, "ttl_seconds": 1000}
 
 
 class TestOnRedisWithTlsAndPassword(RedisKit):
-    @pytest.fixture(autouse=True, scope="class")
-    def _servers(self, request, tmp_path_factory) -> Iterator[None]:
-        folder = tmp_path_factory.mktemp("redis")
-        certificates = make_certificates(folder / "certificates")
+    machine_examples = 6  # every opening is a handshake
 
-        def make() -> RedisServer:
-            return RedisServer(redis_command(), folder, password="p@ss/word", certificates=certificates)
-
-        with started(make) as server:
-            request.cls.servers = [server]
-            yield
+    @pytest.fixture(autouse=True)
+    def _servers(self, locked_redis):
+        self.servers = [locked_redis]
 
     def options(self, place: Path):
         (server,) = self.servers

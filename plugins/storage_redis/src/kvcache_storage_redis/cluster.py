@@ -5,7 +5,7 @@ give up a whole pipeline because of one node, and wait for seconds before it doe
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import Any, final
 
 from redis.exceptions import AskError, MovedError, ResponseError
 
@@ -13,7 +13,7 @@ from kvcache_storage_redis.errors import Address, ServerError, advice_for, one_l
 from kvcache_storage_redis.fleet import Clock, Fleet, Request, ask_one, monotonic
 from kvcache_storage_redis.rest import REST, Rest
 from kvcache_storage_redis.server import Reply, Server
-from kvcache_storage_redis.slots import SlotMap, parse_slots
+from kvcache_storage_redis.slots import SlotMap, SlotRange, parse_slots
 
 
 class _Node:
@@ -55,8 +55,12 @@ class Cluster(Fleet):
             self._by_node(moved, requests, replies)
         for at, reply in enumerate(replies):
             if isinstance(reply, AskError) and not isinstance(reply, MovedError):
-                replies[at] = self._ask_newcomer(requests[at], Address(str(reply.host), int(reply.port)))
+                named: Any = reply  # the library leaves out types here
+                replies[at] = self._ask_newcomer(requests[at], Address(str(named.host), int(named.port)))
         return replies
+
+    def some_answer(self) -> bool:
+        return any(self._node(address).rest.error is None for address in self._map.addresses)
 
     def servers(self) -> Sequence[Server]:
         return [self._node(address).server for address in self._map.addresses]
@@ -141,7 +145,7 @@ class Cluster(Fleet):
         assert first is not None
         raise first
 
-    def _ranges(self, address: Address):
+    def _ranges(self, address: Address) -> list[SlotRange]:
         (reply,) = self._node(address).server.ask([(b"CLUSTER", b"SLOTS")])
         if isinstance(reply, ResponseError):
             raise ServerError(

@@ -32,6 +32,10 @@ class Fleet(ABC):
         ResponseError for a refusal."""
 
     @abstractmethod
+    def some_answer(self) -> bool:
+        """Whether some servers answer when others do not, as far as is known now."""
+
+    @abstractmethod
     def servers(self) -> Sequence[Server]:
         """All that have pages, as far as is known now."""
 
@@ -50,6 +54,9 @@ class SingleServer(Fleet):
 
     def ask(self, requests: Sequence[Request]) -> list[Reply]:
         return ask_one(self._server, requests, self._pipeline_bytes)
+
+    def some_answer(self) -> bool:
+        return False
 
     def servers(self) -> Sequence[Server]:
         return (self._server,)

@@ -4,10 +4,10 @@ It tries nothing twice and has no deadline for a whole call: both belong to whoe
 answer costs that server's pages and no others.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Final, final
 
-from kvcache_core.contracts.storage import HiCacheStorage, StoredPage, Value
+from kvcache_core.contracts.storage import HiCacheStorage, NotAllStoredError, StoredPage, Value
 from kvcache_storage_redis.errors import PagesError, ServerError, one_line
 from kvcache_storage_redis.facts import ServerFacts
 from kvcache_storage_redis.fleet import Fleet, Request
@@ -45,7 +45,7 @@ class RedisStorage(HiCacheStorage):
         self._closed = False
 
     def exists(self, keys: Sequence[str]) -> list[bool]:
-        """Pages of a server that does not answer count as absent. Raises where none answers."""
+        """Pages of a server that does not answer count as absent. Raises PagesError: no server answers."""
         return [reply == 1 for reply in self._read(b"EXISTS", (), keys, 0)]
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
@@ -58,24 +58,34 @@ class RedisStorage(HiCacheStorage):
         return replies
 
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Raises PagesError: not all were stored, and why; those that could be are."""
+        """Raises NotAllStoredError: some were stored, or could be on other servers; PagesError: none could."""
         self._writable()
         # Of a key that comes twice the last value counts.
-        batch = {self._names.name(key): flat(value) for key, value in zip(keys, values, strict=True)}
+        batch = {key: flat(value) for key, value in zip(keys, values, strict=True)}
+        names = {key: self._names.name(key) for key in batch}
         expiry = () if self._ttl is None else (b"EX", self._ttl)
-        fitting = {name: value for name, value in batch.items() if len(value) <= self._largest}
-        requests = [Request(name, (b"SET", name, value, *expiry), len(value)) for name, value in fitting.items()]
-        self._page_bytes = max(map(len, fitting.values()), default=0) or self._page_bytes
-        reasons = [_reason(reply) for reply in self._fleet.ask(requests) if isinstance(reply, Exception)]
-        too_large = f"{max(map(len, batch.values()), default=0)} bytes are above the limit of {self._largest} (max_value_bytes)"
-        _raise_first(reasons + [too_large] * (len(batch) - len(fitting)), len(batch), "stored")
+        fitting = [key for key, value in batch.items() if len(value) <= self._largest]
+        requests = [Request(names[key], (b"SET", names[key], batch[key], *expiry), len(batch[key])) for key in fitting]
+        self._page_bytes = max((len(batch[key]) for key in fitting), default=0) or self._page_bytes
+        replies = zip(fitting, self._fleet.ask(requests), strict=True)
+        errors = {key: reply for key, reply in replies if isinstance(reply, Exception)}
+        for key in batch.keys() - set(fitting):
+            errors[key] = ValueError(f"{len(batch[key])} bytes are above the limit of {self._largest} (max_value_bytes)")
+        if not errors:
+            return
+        text = _said(list(errors.values()), len(batch), "stored")
+        if len(errors) < len(batch) or self._others_answer(errors.values()):
+            raise NotAllStoredError(text, errors)
+        raise PagesError(text)
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Raises as `set`."""
+        """Raises PagesError: not all were removed, and why; those that could be are."""
         self._writable()
         names = [self._names.name(key) for key in dict.fromkeys(keys)]
         replies = self._fleet.ask([Request(name, (b"UNLINK", name)) for name in names])
-        _raise_first([_reason(reply) for reply in replies if isinstance(reply, Exception)], len(names), "removed")
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if errors:
+            raise PagesError(_said(errors, len(names), "removed"))
 
     def scan(self) -> Iterator[StoredPage]:
         self._check()
@@ -86,14 +96,18 @@ class RedisStorage(HiCacheStorage):
         self._fleet.close()
 
     def _read(self, command: bytes, more: tuple[bytes, ...], keys: Sequence[str], nbytes: int) -> list[Reply]:
-        """Replies, with None for pages of which there is none or that could not be had. Raises where nothing was answered."""
+        """Replies, with None for pages of which there is none or that could not be had. Raises PagesError: no server answers."""
         self._check()
         names = [self._names.name(key) for key in keys]
         replies = self._fleet.ask([Request(name, (command, name, *more), nbytes) for name in names])
-        reasons = [_reason(reply) for reply in replies if isinstance(reply, Exception)]
-        if len(reasons) == len(replies):
-            _raise_first(reasons, len(replies), "answered for")
+        errors = [reply for reply in replies if isinstance(reply, Exception)]
+        if errors and len(errors) == len(replies) and not self._others_answer(errors):
+            raise PagesError(_said(errors, len(replies), "answered for"))
         return [None if isinstance(reply, Exception) else reply for reply in replies]
+
+    def _others_answer(self, errors: Iterable[Exception]) -> bool:
+        """Whether all that is wrong is that some servers of several are gone: the store works, and has lost these pages."""
+        return all(isinstance(error, ServerError) for error in errors) and self._fleet.some_answer()
 
     def _check(self) -> None:
         if self._closed:
@@ -105,11 +119,7 @@ class RedisStorage(HiCacheStorage):
             raise PermissionError("this storage was opened to be read only")
 
 
-def _reason(error: Exception) -> str:
-    return str(error) if isinstance(error, ServerError) else one_line(error)
-
-
-def _raise_first(reasons: Sequence[str], n: int, done: str) -> None:
-    """Raises PagesError where there is a reason for one."""
-    if reasons:
-        raise PagesError(f"{len(reasons)} of {n} pages were not {done}: {reasons[0]}")
+def _said(errors: Sequence[Exception], n: int, done: str) -> str:
+    """How many, and what kept the first one from it."""
+    first = errors[0]
+    return f"{len(errors)} of {n} pages were not {done}: {str(first) if isinstance(first, ServerError) else one_line(first)}"
