@@ -9,6 +9,7 @@ import textwrap
 import pytest
 
 from kvcache_conformance.clean_environment import CleanEnvironment
+from kvcache_core.cli import main
 
 PLUGIN = """
 from kvcache_core.registry.descriptors import PluginOptions, StorageBackendDescriptor
@@ -158,6 +159,18 @@ def test_a_backend_that_never_answers_is_named(conformance, name, said):
     assert lines[2] == f"      test_a_page_comes_back_as_it_was_set: {said}"
     assert lines[3] == "  threads     not run  3 tests"
     assert lines[-1].startswith("it does NOT conform: ")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"), [("soon", "a number of seconds, not 'soon'"), ("0", "between 0 and a day"), ("nan", "between 0 and a day")]
+)
+def test_a_timeout_that_is_none_is_refused_in_words(capsys, text, said):
+    with pytest.raises(SystemExit) as caught:
+        main(["conformance", "storage", "file", "--timeout", text])
+    assert caught.value.code == 2
+    last = capsys.readouterr().err.splitlines()[-1]
+    assert f"argument --timeout: must be {said}" in last
+    assert "_" not in last
 
 
 def test_a_backend_that_cannot_be_opened_is_told_once(conformance):

@@ -6,7 +6,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from kvcache_conformance import storage_texts
 from kvcache_conformance.logit_recorder import LogitRecorder, compare, kl_divergence
+from kvcache_conformance.page_trie import PageTrie
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.tokens import floor_page
 from kvcache_engine.config import EngineConfig
@@ -18,50 +20,19 @@ from kvcache_unified_hicache.storage.page_keys import PageKeys, component_identi
 LIMIT = 1e-6
 DEVICE_TOKENS = {1: 160, 16: 256, 64: 768}
 """By page size: L1 holds one or two of the texts, and L2, twice as large, not all of them."""
-LENGTHS = {1: 60, 16: 110, 64: 300}
-
-
-class PageTrie:
-    """Which whole pages were given so far: what a cache without a limit would know."""
-
-    def __init__(self, page: int) -> None:
-        self._page = page
-        self._known: set[tuple[tuple[bytes, ...], bytes]] = set()
-
-    def add(self, ids, extra_key) -> None:
-        for end in range(self._page, len(ids) + 1, self._page):
-            self._known.add((extra_key, ids[:end].tobytes()))
-
-    def match(self, ids, extra_key) -> int:
-        length = 0
-        while (extra_key, ids[: length + self._page].tobytes()) in self._known and length + self._page <= len(ids):
-            length += self._page
-        return length
 
 
 def texts(page: int) -> list[RequestSpec]:
-    """Ten texts, of which some share a beginning that ends inside a page, and two differ in the extra key alone."""
-    rng = np.random.default_rng(page)
-    longest = LENGTHS[page]
-    shared = rng.integers(0, 256, longest // 2 + 3)
-    made = []
-    for i in range(9):
-        own = rng.integers(0, 256, longest // 2 + 2 * i)
-        prompt = np.concatenate([shared[: len(shared) - i % 3], own] if i % 2 else [rng.integers(0, 256, longest // 3), own])
-        made.append(RequestSpec(f"text {i}", prompt.astype(np.int32), 4 + i % 5, Sampling(seed=i)))
-    made.append(RequestSpec("tenant", made[1].prompt_ids, 5, Sampling(seed=9), extra_key=(b"lora", b"7")))
-    return made
+    return [spec_of(text) for text in storage_texts.texts(page)]
 
 
-def later(specs, page: int) -> list[RequestSpec]:
+def later(page: int) -> list[RequestSpec]:
     """The same texts again, and some that go on after them or leave them in the middle."""
-    rng = np.random.default_rng(100 + page)
-    more = []
-    for i, spec in enumerate(specs[:6]):
-        kept = spec.prompt_ids[: len(spec.prompt_ids) - (0 if i % 2 else page // 2 + 5)]
-        prompt = np.concatenate([kept, rng.integers(0, 256, page + 7)]).astype(np.int32)
-        more.append(RequestSpec(f"later {i}", prompt, 5, Sampling(seed=20 + i), extra_key=spec.extra_key))
-    return [*specs, *more]
+    return [spec_of(text) for text in storage_texts.later_texts(storage_texts.texts(page), page)]
+
+
+def spec_of(text: storage_texts.Text) -> RequestSpec:
+    return RequestSpec(text.id, text.ids, text.max_tokens, Sampling(seed=text.seed), extra_key=text.extra_key)
 
 
 def build(model, recorder, page: int, root: Path | None, on: str = "evict", ratio: float = 2.0, like=None) -> Engine:
@@ -107,7 +78,7 @@ def alone():
         if page not in made:
             recorder = LogitRecorder()
             engine = build(model, recorder, page, None)
-            made[page] = (engine, recorder, {s.id: serve(engine, s).output_ids for s in later(texts(page), page)})
+            made[page] = (engine, recorder, {s.id: serve(engine, s).output_ids for s in later(page)})
         return made[page]
 
     return of
@@ -135,7 +106,7 @@ def test_what_is_computed_after_a_restart_is_what_a_page_trie_says(qwen3, alone,
     second = build(qwen3, recorder, page, tmp_path, on, ratio=12.0, like=like)
     before = second.runner.tokens_computed
     done = []
-    for spec in later(texts(page), page):
+    for spec in later(page):
         known = trie.match(spec.prompt_ids[:-1], spec.extra_key)
         request = serve(second, spec)
         assert request.counts.computed == request.n_prompt - known, spec.id

@@ -3,10 +3,14 @@
 import numpy as np
 
 from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, evict, finish, ids
 from kvcache_conformance.storage_script import ScriptedPageBytes, StorageScript
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_unified_hicache import leftovers
+from kvcache_unified_hicache.attaching import Attaching
+from kvcache_unified_hicache.leftovers import Leftovers
+from kvcache_unified_hicache.persists import Persists
 
 ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
 
@@ -83,3 +87,33 @@ def test_persist_pauses_while_only_copies_from_the_device_run(stored, monkeypatc
     monkeypatch.setattr(leftovers, "sleep", pause, raising=False)
     report = world.cache.persist(1.0)
     assert report.remaining == 2 and np.sum(pauses) > 0.9
+
+
+class TestFaultsOfNoMemory(PlantedFaultTests):
+    faults = (
+        Fault(
+            "what did not land is attached",
+            test_pages_that_cannot_land_are_a_counted_miss,
+            Replacement(Attaching, "land", "request.answer(None)", "pass"),
+        ),
+        Fault(
+            "what did not land is not counted",
+            test_pages_that_cannot_land_are_a_counted_miss,
+            Replacement(Attaching, "land", "self._counters.misses[NOT_LANDED] += len(slots)", "pass"),
+        ),
+        Fault(
+            "what cannot be read is not counted",
+            test_a_victim_that_cannot_be_read_is_dropped_and_counted,
+            Replacement(Persists, "_send", "return NOT_CAPTURED", "return None"),
+        ),
+        Fault(
+            "what is given up is not reported",
+            test_persist_gives_up_what_cannot_be_read,
+            Replacement(Leftovers, "_failed", "self._drop(item, reason)", "pass"),
+        ),
+        Fault(
+            "persist spins",
+            test_persist_pauses_while_only_copies_from_the_device_run,
+            Replacement(Leftovers, "persist", "sleep(pause)", "pass"),
+        ),
+    )

@@ -2,11 +2,12 @@
 what they do to memory is the same."""
 
 from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier
+from threading import Barrier, BrokenBarrierError
 
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, ids
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.tier_steps import TierSizes
@@ -18,32 +19,41 @@ SMALL = TierSizes(PAGE, 16, 2, "evict", "evict")
 
 
 class Ranks:
+    """Two that meet at every agreement, and once more at their ends."""
+
     def __init__(self):
         self._barrier = Barrier(2, timeout=20.0)
-        self._said = [[], []]
+        self._said = [None, None]
 
-    def agree_of(self, rank):
-        def agree(values):
-            self._said[rank] = list(values)
-            self._barrier.wait()
-            agreed = [min(pair) for pair in zip(*self._said, strict=True)]
-            self._barrier.wait()
-            return agreed
+    def _meet(self, rank, values):
+        self._said[rank] = values
+        self._barrier.wait()
+        said = list(self._said)
+        self._barrier.wait()
+        lengths = [None if one is None else len(one) for one in said]
+        assert lengths[0] == lengths[1], f"vectors of different lengths, None for a rank that has ended: {lengths}"
+        return said
 
-        return agree
+    def _agree_of(self, rank):
+        return lambda values: [min(pair) for pair in zip(*self._meet(rank, list(values)), strict=True)]
+
+    def _one(self, rank, work):
+        try:
+            result = work(rank, self._agree_of(rank))
+            self._meet(rank, None)
+        except BaseException:
+            self._barrier.abort()
+            raise
+        return result
 
     def run(self, work):
-        """`work(rank, agree)` on both."""
-
-        def one(rank):
-            try:
-                return work(rank, self.agree_of(rank))
-            except BaseException:
-                self._barrier.abort()
-                raise
-
+        """`work(rank, agree)` on both. Raises what the first of them raised that was not just left alone by the other."""
         with ThreadPoolExecutor(2) as threads:
-            return list(threads.map(one, range(2)))
+            both = [threads.submit(self._one, rank, work) for rank in range(2)]
+        errors = [error for one in both if (error := one.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        return [one.result() for one in both]
 
 
 def shape(world):
@@ -143,3 +153,46 @@ def test_leftovers_agree_on_everything_that_starts_a_copy(stored, monkeypatch):
     report = world.persist(3600.0)
     assert report.stored == 0 and report.remaining == 2 and not any(world.script.pending.values())
     assert heard == [1, 5]
+
+
+def interest_ends_on_one_rank(stored):
+    test_interest_that_ends_on_one_rank_ends_on_both(stored, 0)
+
+
+def one_storage_fails(stored):
+    test_copies_for_persist_are_the_same_on_all_ranks(stored, "fails")
+
+
+class TestFaultsOfRanks(PlantedFaultTests):
+    faults = (
+        Fault(
+            "each rank has its own interest",
+            interest_ends_on_one_rank,
+            Replacement(Fetches, "poll", "bool(wanted)", "fetch.interest > 0"),
+        ),
+        Fault(
+            "each rank gives up by itself",
+            one_storage_fails,
+            Replacement(
+                Leftovers,
+                "persist",
+                "self._agree([*map(int, flags), *(int(i in self._over) for i in self._todo)])",
+                "[*map(int, flags), *(int(i in self._over) for i in self._todo)]",
+            ),
+        ),
+        Fault(
+            "each rank stores what its own storage lacks",
+            test_leftovers_agree_on_everything_that_starts_a_copy,
+            Replacement(
+                Leftovers,
+                "_unstored",
+                "self._agree([int(self._persists.is_stored(*item)) for item in items])",
+                "[int(self._persists.is_stored(*item)) for item in items]",
+            ),
+        ),
+        Fault(
+            "a fetch is planned in every step",
+            test_a_fetch_that_waits_for_room_is_planned_when_room_changed,
+            Replacement(Fetches, "_bring", "fetch.waits_with == room_now", "False"),
+        ),
+    )

@@ -9,32 +9,8 @@ from pathlib import Path
 import pytest
 
 LISTED = {
-    *(
-        "K1",
-        "K2",
-        "K4",
-        "K5",
-        "B3",
-        "B4",
-        "B5",
-        "B6",
-        "B7",
-        "B8",
-        "B9",
-        "P1",
-        "P2",
-        "P5",
-        "P6",
-        "P7",
-        "S9",
-        "S10",
-        "C1",
-        "C2",
-        "C3",
-        "C4",
-    ),
-    *(f"L{n}" for n in range(1, 10)),
-    *(f"T{n}" for n in range(1, 27)),
+    *(f"{kind}{n}" for kind, last in (("K", 6), ("B", 9), ("L", 9), ("S", 10), ("C", 5), ("T", 26)) for n in range(1, last + 1)),
+    *("P1", "P2", "P5", "P6", "P7"),
 }
 ROW = re.compile(r"^\| ([A-Z]\d+) \| (.*) \| (.*) \| (.*) \|$", re.MULTILINE)
 FOLDERS = ("tests", "plugins", "engine", "conformance", "examples")

@@ -49,7 +49,7 @@ def configure(parser: argparse.ArgumentParser) -> None:
         help=f"run these parts only, of: {', '.join(PART_NAMES)}",
     )
     storage.add_argument(
-        "--timeout", metavar="SECONDS", type=_seconds, default=120.0, help="how long one test may take (default: 120)"
+        "--timeout", metavar="SECONDS", type=_duration, default=120.0, help="how long one test may take (default: 120)"
     )
     storage.add_argument("--json", action="store_true", help="print JSON, for programs; with tracebacks")
 
@@ -75,8 +75,11 @@ def _pairs(words: Sequence[str]) -> list[tuple[str, str]]:
     return [(key, value) for key, _, value in pairs]
 
 
-def _seconds(text: str) -> float:
-    seconds = float(text)
+def _duration(text: str) -> float:
+    try:
+        seconds = float(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"must be a number of seconds, not {text!r}") from None
     if not 0 < seconds < 86_400:
         raise argparse.ArgumentTypeError("must be between 0 and a day")
     return seconds

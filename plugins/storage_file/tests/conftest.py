@@ -1,6 +1,8 @@
 """What the tests of LocalFileStorage share: stores that are closed at the end, pages by number, and small file systems."""
 
+import os
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import replace
@@ -40,6 +42,11 @@ class Root:
     def file(self, number: int, model: str = "model", page_size: int = 16) -> Path:
         key = numbered_key(number)
         return self.path / model / str(page_size) / key[:2] / f"{key}.npy"
+
+    def age(self, number: int, seconds: float) -> None:
+        """Make a page look as if it was used that long ago."""
+        used = time.time() - seconds
+        os.utime(self.file(number), (used, used))
 
     def pages(self) -> set[Path]:
         """The files of all pages."""

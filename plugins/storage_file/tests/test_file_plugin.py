@@ -38,6 +38,7 @@ def test_its_defaults():
         {"durability": "fsync"},
         {"max_bytes": 0},
         {"max_bytes": -1},
+        {"max_bytes": 2047},
         {"max_bytes": "10 gigs"},
         {"max_bytes": float("nan")},
         {"max_bytes": True},

@@ -28,9 +28,10 @@ class FileOptions(PluginOptions):
     )
     max_bytes: SizeInBytes = Field(
         default=None,
-        gt=0,
+        ge=2048,
         le=2**60,
-        description="the most that pages under the root may take, by all processes (or '100GiB'); null: no limit",
+        description="the most that pages under the root may take, by all processes (or '100GiB'); at least 2KiB, which the "
+        "self-test at start needs; null: no limit",
     )
     min_free_bytes: SizeInBytes = Field(
         default=None, ge=0, le=2**60, description="what stays free on the file system; null: 5 % of it, at most 10GiB"

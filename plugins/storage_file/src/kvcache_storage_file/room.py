@@ -118,6 +118,8 @@ class Room:
         freed = self.remove(min(lacking, 2 * nbytes))
         if not self._space.claim(nbytes):
             return
+        # Another process may have taken what was freed: a page that makes up for its own bytes keeps the floor where it is.
+        freed += self.remove(nbytes - freed)
         if freed < nbytes:
             raise NoRoomError(
                 errno.ENOSPC,

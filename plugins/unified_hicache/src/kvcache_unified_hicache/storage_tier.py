@@ -6,6 +6,7 @@ work when the program starts stops it.
 """
 
 import logging
+from contextlib import ExitStack
 from typing import Final, final
 
 from kvcache_core.config.model import HiCacheConfig
@@ -59,27 +60,33 @@ class StorageTier:
         self.persist_on = hicache.write_settings.persist_on
         backend = _open(hicache, deps)
         self.guard: GuardedStore
-        if open_guard is None:
-            settings = GuardSettings(timeout=hicache.storage_timeout, max_bytes_in_flight=BYTES_IN_FLIGHT)
-            self.guard = StorageGuard(backend, settings, counters, deps.observers)
-        else:
-            self.guard = open_guard(backend)
-        # The other half is for fetches: somebody waits for those.
-        most = BYTES_IN_FLIGHT // 2
-        self.persists = Persists(tree.store, self.guard, digests, frames, identities, page_bytes, counters, most)
-        self.fetches = Fetches(
-            tree,
-            self.guard,
-            digests,
-            frames,
-            identities,
-            page_bytes,
-            host,
-            host.freeing.slots,
-            deps.agree,
-            counters,
-            hicache.prefetch_threshold,
-        )
+        # Nobody else can close what is open already when the rest cannot be made.
+        with ExitStack() as undo:
+            undo.callback(close_within, hicache.storage_timeout, backend)
+            if open_guard is None:
+                settings = GuardSettings(timeout=hicache.storage_timeout, max_bytes_in_flight=BYTES_IN_FLIGHT)
+                self.guard = StorageGuard(backend, settings, counters, deps.observers)
+            else:
+                self.guard = open_guard(backend)
+            undo.pop_all()
+            undo.callback(self.guard.close, hicache.storage_timeout)
+            # The other half is for fetches: somebody waits for those.
+            most = BYTES_IN_FLIGHT // 2
+            self.persists = Persists(tree.store, self.guard, digests, frames, identities, page_bytes, counters, most)
+            self.fetches = Fetches(
+                tree,
+                self.guard,
+                digests,
+                frames,
+                identities,
+                page_bytes,
+                host,
+                host.freeing.slots,
+                deps.agree,
+                counters,
+                hicache.prefetch_threshold,
+            )
+            undo.pop_all()
         if self.persist_on == "never":
             log.warning("storage %s is only read: with persist_on: never nothing is written to it", hicache.storage.kind)
 

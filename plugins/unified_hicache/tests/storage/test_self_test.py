@@ -3,6 +3,8 @@
 import pytest
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_conformance.storage_processes import StorageOpener
+from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_unified_hicache.storage.self_test import _SelfTest, self_test
 
@@ -22,6 +24,14 @@ def test_it_uses_other_keys_every_time(guarded):
     self_test(backend, 60)
     first, second = backend.called("set")
     assert set(first).isdisjoint(second)
+
+
+def test_the_smallest_limit_has_room_for_it(tmp_path):
+    """A limit that a backend takes must not fail at the start."""
+    options = {"path": str(tmp_path), "max_bytes": 2048, "min_free_bytes": 0}
+    backend = StorageOpener("file", options, StorageScope("model", 16)).open()
+    assert self_test(backend, 60)
+    backend.close()
 
 
 def refused(error):

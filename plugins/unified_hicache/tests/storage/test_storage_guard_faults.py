@@ -379,7 +379,7 @@ def test_a_program_ends_while_the_backend_hangs():
 def fail(world, n, method="set"):
     world.backend.tricks[method] = raises(OSError("gone"))
     for _ in range(n):
-        assert (world.store([1]) if method == "set" else world.exists([1])) == [False]
+        assert (world.store([99]) if method == "set" else world.exists([1])) == [False]
 
 
 def test_a_backend_that_keeps_failing_is_left_alone(guarded, caplog):
@@ -656,7 +656,7 @@ class TestFaultsOfFailing(PlantedFaultTests):
         Fault(
             "the breaker never opens",
             test_a_backend_that_keeps_failing_is_left_alone,
-            Replacement(Breaker, "failed", "self._failures >= self._limit or not self.closed", "False"),
+            Replacement(Breaker, "failed", "Word.OPEN if self._failures >= self._limit else Word.FAILING", "Word.FAILING"),
         ),
         Fault(
             "one breaker for both ways",
@@ -678,7 +678,7 @@ class TestFaultsOfFailing(PlantedFaultTests):
         Fault(
             "late answers close it",
             test_a_late_answer_does_not_close_an_open_breaker,
-            Replacement(Breaker, "succeeded", "if self._state.word is Word.OPEN:", "if False:"),
+            Replacement(Breaker, "succeeded", "if self.closed:", "if True:"),
         ),
         Fault(
             "hanging threads are replaced without a bound",

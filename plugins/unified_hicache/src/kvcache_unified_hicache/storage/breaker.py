@@ -56,7 +56,7 @@ class Breaker:
         return max(0.0, self._state.since + self._retry_after - self._clock())
 
     def probing(self) -> None:
-        """A probe is on its way; its outcome is the next `succeeded` or `failed`."""
+        """A probe is on its way; it ends with `probed` or `put_off`."""
         self._become(Word.RETRYING, self._state.last_error)
 
     def put_off(self) -> None:
@@ -64,17 +64,28 @@ class Breaker:
         if self._state.word is Word.RETRYING:
             self._become(Word.OPEN, self._state.last_error)
 
-    def succeeded(self) -> None:
-        # While it is open, an answer to an old call proves nothing about those that failed after it.
-        if self._state.word is Word.OPEN:
+    def probed(self, error: str | None) -> None:
+        """The probe failed with `error`, or succeeded."""
+        if error is not None:
+            self._become(Word.OPEN, error)
             return
         self._failures = 0
         self._become(Word.OK, self._state.last_error)
 
+    # A call that was made before it opened may end at any time: that says nothing about those that failed after it, and only
+    # a probe's answer counts.
+
+    def succeeded(self) -> None:
+        """A call of the cache's own."""
+        if self.closed:
+            self._failures = 0
+            self._become(Word.OK, self._state.last_error)
+
     def failed(self, error: str) -> None:
-        self._failures += 1
-        opens = self._failures >= self._limit or not self.closed
-        self._become(Word.OPEN if opens else Word.FAILING, error)
+        """A call of the cache's own."""
+        if self.closed:
+            self._failures += 1
+            self._become(Word.OPEN if self._failures >= self._limit else Word.FAILING, error)
 
     def _become(self, word: Word, error: str) -> None:
         since = self._state.since if word is self._state.word else self._clock()

@@ -6,6 +6,7 @@ from typing import Any, Generic, NamedTuple, TypeVar, final
 from kvcache_core.contracts.storage import HiCacheStorage
 from kvcache_unified_hicache.storage.answers import checked_values
 from kvcache_unified_hicache.storage.books import Books, reason_of
+from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.operation import Operation, OperationJob, report_own_error
 from kvcache_unified_hicache.storage.page_frame import BadPageError, PageFrame
 from kvcache_unified_hicache.storage.workers import Job, Outcome
@@ -29,8 +30,10 @@ class FetchOperation(Operation, Generic[T]):
         batch: int,
         then: Callable[[list[memoryview | None]], T],
         on_done: Callable[[T | None], None],
+        doubts: Doubts,
     ) -> None:
         self.backend = backend
+        self.doubts = doubts
         self.frame = frame
         starts = range(0, len(keys), batch)
         super().__init__(frame.file_bytes * len(keys), len(starts) + 1)
@@ -87,8 +90,11 @@ class _Get(OperationJob):
         self._fetch.close_jobs()
         if outcome.error is not None:
             books.missed(reason_of(outcome.error), len(self._keys))
+            self._fetch.doubts.add(self._keys)
             return ()
         verified: _Verified = outcome.value
+        pairs = zip(self._keys, verified.payloads, strict=True)
+        self._fetch.doubts.add([key for key, payload in pairs if payload is None])
         arrived = sum(payload is not None for payload in verified.payloads)
         books.moved("fetch", arrived * self._fetch.frame.file_bytes, outcome.seconds)
         gone = len(self._keys) - arrived - len(verified.bad)

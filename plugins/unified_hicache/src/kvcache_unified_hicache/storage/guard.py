@@ -18,6 +18,7 @@ from kvcache_core.deps import CacheObserver
 from kvcache_unified_hicache.storage.books import Books
 from kvcache_unified_hicache.storage.breaker import Breaker, GuardState, Word
 from kvcache_unified_hicache.storage.deadlines import close_within
+from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
 from kvcache_unified_hicache.storage.operation import DeleteOperation, ExistsOperation, Operation, OperationJob
 from kvcache_unified_hicache.storage.page_frame import PageFrame
@@ -76,6 +77,7 @@ class StorageGuard:
         self._operations: set[Operation] = set()
         self._removals: dict[Operation, Operation] = {}  # of bad pages, with the fetch that found them
         self._settled: deque[tuple[Job, Outcome]] = deque()
+        self._doubts = Doubts()
         self._in_flight = 0
         self._closed = False
         self._describe()
@@ -101,12 +103,13 @@ class StorageGuard:
         states = [breaker.state for breaker in self._breakers.values()]
         worst = max(states, key=lambda state: (list(Word).index(state.word), state.last_error != "", state.since))
         if not self._closed and not self._workers.alive:
-            return worst._replace(word=Word.OPEN, last_error=worst.last_error or f"{self.stuck} calls hang")
+            why = f"{self.stuck} calls hang" if self.stuck else "no thread could be started"
+            return worst._replace(word=Word.OPEN, last_error=worst.last_error or why)
         return worst
 
     def refuses(self, side: Side) -> bool:
         """Whether nothing of this kind is taken now, however little is under way: the backend is left alone, every thread hangs
-        in it, or the guard is closed."""
+        in it, none can be started, or the guard is closed."""
         return self._closed or not self._workers.alive or not self._breakers[side].closed
 
     def exists(self, keys: Sequence[str], on_done: Callable[[list[bool]], None]) -> bool:
@@ -122,12 +125,12 @@ class StorageGuard:
         make: Callable[[], Sequence[Value]],
         on_done: Callable[[list[bool]], None],
     ) -> bool:
-        """Write pages of `nbytes_each` bytes. `make` runs once on a worker and gives the sealed value of each key; what it raises
-        is logged and fails the request. True for the pages that the backend took."""
+        """Write pages of `nbytes_each` bytes, except those that the backend says it has. `make` runs once on a worker and gives
+        the sealed value of each key; what it raises is logged and fails the request. True for the pages that the backend has."""
         if not self._admit("write", nbytes_each * len(keys)):
             return False
         batch = max(1, self._settings.batch_bytes // nbytes_each)
-        return self._begin(StoreOperation(self._backend, tuple(keys), nbytes_each, batch, make, on_done))
+        return self._begin(StoreOperation(self._backend, tuple(keys), nbytes_each, batch, make, on_done, self._doubts))
 
     def fetch(
         self,
@@ -141,14 +144,14 @@ class StorageGuard:
         if not self._admit("read", frame.file_bytes * len(keys)):
             return False
         batch = max(1, self._settings.batch_bytes // frame.file_bytes)
-        return self._begin(FetchOperation(self._backend, tuple(keys), frame, batch, then, on_done))
+        return self._begin(FetchOperation(self._backend, tuple(keys), frame, batch, then, on_done, self._doubts))
 
     def poll(self) -> int:
         """Take what has ended and call the `on_done` of requests that are complete; returns how many were."""
         if self._closed or self._calm:
             return 0
         complete = self._take()
-        self._workers.replace_lost()
+        self._workers.start_lacking()
         if not self._workers.alive:
             # With every thread hanging, what waits would wait for ever.
             self._workers.drop(lambda job: True)
@@ -190,8 +193,9 @@ class StorageGuard:
 
     @property
     def _calm(self) -> bool:
-        """Nothing is under way, and no probe is due: the usual step of an engine that hits in memory."""
-        return not self._operations and not self._settled and all(breaker.closed for breaker in self._breakers.values())
+        """Nothing is under way, no probe is due and no thread is lacking: the usual step of an engine that hits in memory."""
+        quiet = not self._operations and not self._settled and not self._workers.lacking
+        return quiet and all(breaker.closed for breaker in self._breakers.values())
 
     def _take(self) -> int:
         """Account for what has ended; returns how many requests are complete."""
@@ -213,7 +217,7 @@ class StorageGuard:
             self._begin(removal)
         if job.side is not None:
             if not isinstance(outcome.error, NotCalledError):
-                self._judge(job.side, outcome.error)
+                self._judge(job, job.side, outcome.error)
             elif isinstance(job, ProbeJob):
                 # It was given up with all that waited: without another one the backend would be left alone for ever.
                 self._breakers[job.side].put_off()
@@ -232,14 +236,15 @@ class StorageGuard:
             self._finish(waiting)
         return True
 
-    def _judge(self, side: Side, error: BaseException | None) -> None:
-        breaker = self._breakers[side]
-        if error is None:
+    def _judge(self, job: OperationJob, side: Side, error: BaseException | None) -> None:
+        breaker, was = self._breakers[side], self._breakers[side].state.word
+        text = None if error is None else f"{side}: {_text(error)}"
+        if isinstance(job, ProbeJob):
+            breaker.probed(text)
+        elif text is None:
             breaker.succeeded()
-            return
-        was = breaker.state.word
-        text = f"{type(error).__name__}: {error}" if str(error) else type(error).__name__
-        breaker.failed(f"{side}: {text}")
+        else:
+            breaker.failed(text)
         if breaker.state.word is Word.OPEN and was is not Word.OPEN:
             log.warning("the storage is left alone for %g s: %s", self._settings.retry_after, breaker.state.last_error)
             self._workers.drop(lambda job: job.side == side)
@@ -255,3 +260,7 @@ class StorageGuard:
     def _describe(self) -> None:
         word, _, error = self.state
         self._books.state(str(word) if word is Word.OK else f"{word}: {error}")
+
+
+def _text(error: BaseException) -> str:
+    return f"{type(error).__name__}: {error}" if str(error) else type(error).__name__

@@ -19,8 +19,8 @@ from kvcache_unified_hicache.storage.page_frame import PageFrame
 
 T = TypeVar("T")
 
-SIZES: Final = (1 << 16, 1000)
-"""Bytes in the payloads of the two pages."""
+SIZES: Final = (1000, 100)
+"""Bytes in the payloads of the two pages. Small, for a store may have a limit, and makes room by removing the cache's pages."""
 
 
 class SelfTestStep(NamedTuple):

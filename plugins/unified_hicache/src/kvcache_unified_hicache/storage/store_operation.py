@@ -1,10 +1,12 @@
-"""Writing pages: assemble and seal them on a worker, then hand them to the backend in batches."""
+"""Writing pages: assemble and seal them on a worker, then hand those that the backend lacks to it in batches."""
 
 from collections.abc import Callable, Sequence
 from typing import final
 
 from kvcache_core.contracts.storage import HiCacheStorage, Value
+from kvcache_unified_hicache.storage.answers import checked_flags
 from kvcache_unified_hicache.storage.books import Books
+from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.operation import Operation, OperationJob, report_own_error
 from kvcache_unified_hicache.storage.workers import Job, Outcome
 
@@ -19,8 +21,11 @@ class StoreOperation(Operation):
         batch: int,
         make: Callable[[], Sequence[Value]],
         on_done: Callable[[list[bool]], None],
+        doubts: Doubts,
     ) -> None:
         self.backend = backend
+        self.doubts = doubts
+        self.doubted = doubts.among(keys)
         self.keys = keys
         self.nbytes_each = nbytes_each
         self.starts = range(0, len(keys), batch)
@@ -79,9 +84,24 @@ class _Set(OperationJob):
         self._keys = keys
         self._values = values
 
-    def work(self) -> None:
+    def work(self) -> Sequence[str]:
+        """Gives the keys that were written."""
         values, self._values = self._values, ()
-        self._store.backend.set(self._keys, values)
+        there = self._there()
+        lacking = [pair for pair in zip(self._keys, values, strict=True) if pair[0] not in there]
+        if lacking:
+            self._store.backend.set([key for key, _ in lacking], [value for _, value in lacking])
+        return [key for key, _ in lacking]
+
+    def _there(self) -> frozenset[str]:
+        """What need not be written: another process may have stored it, or this one did before the page left memory. Asking only
+        saves work, so whatever is wrong with the answer, the pages are written."""
+        asked = [key for key in self._keys if key not in self._store.doubted]
+        try:
+            flags = checked_flags(self._store.backend.exists(asked), len(asked)) if asked else []
+        except Exception:
+            return frozenset()
+        return frozenset(key for key, there in zip(asked, flags, strict=True) if there)
 
     def settle(self, outcome: Outcome) -> Sequence[Job]:
         return ()
@@ -90,7 +110,10 @@ class _Set(OperationJob):
         if outcome.error is None:
             n, nbytes = len(self._keys), self._store.nbytes_each
             self._store.taken[self._start : self._start + n] = [True] * n
-            books.moved("store", n * nbytes, outcome.seconds)
-            books.stored(self._keys, nbytes)
+            written: Sequence[str] = outcome.value
+            if written:
+                books.moved("store", len(written) * nbytes, outcome.seconds)
+                books.stored(written, nbytes)
+                self._store.doubts.settle(written)
         self._store.close_jobs()
         return ()

@@ -10,7 +10,6 @@ import time
 from abc import ABC, abstractmethod
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from typing import Any, Literal, NamedTuple, final
 
 from kvcache_core.errors import KVCacheError
@@ -80,11 +79,10 @@ class Workers:
         self._live: set[threading.Thread] = set()
         self._stuck: set[threading.Thread] = set()
         self._serving: dict[Job, threading.Thread] = {}
-        self._to_replace = 0
+        self._to_start = threads
+        self._may_start = True
         self._closed = False
-        with self._lock:
-            for _ in range(threads):
-                self._start_thread()
+        self.start_lacking()
 
     @property
     def stuck(self) -> int:
@@ -93,8 +91,13 @@ class Workers:
 
     @property
     def alive(self) -> bool:
-        """Whether any thread is left to do work, or will be after `replace_lost`."""
-        return bool(self._live) or self._to_replace > 0
+        """Whether any thread is left to do work, or will be after `start_lacking`."""
+        return bool(self._live) or (self._to_start > 0 and self._may_start)
+
+    @property
+    def lacking(self) -> bool:
+        """Whether there is something to do for `start_lacking`."""
+        return self._to_start > 0
 
     def submit(self, jobs: Sequence[Job]) -> None:
         with self._lock:
@@ -120,16 +123,21 @@ class Workers:
             self._settled.clear()
         return ended
 
-    def replace_lost(self) -> None:
-        """Start threads for those that `settled` abandoned. Apart from it, so that the owner can first decide, by what has just
-        failed, what of the waiting work is still to be done: a new thread would hang in the next call at once."""
+    def start_lacking(self) -> None:
+        """Start threads for those that `settled` abandoned, and those that could not be started before. Apart from `settled`, so
+        that the owner can first decide, by what has just failed, what of the waiting work is still to be done: a new thread would
+        hang in the next call at once."""
         with self._lock:
-            while self._to_replace and not self._closed:
-                self._to_replace -= 1
+            self._may_start = True
+            while self._to_start and self._may_start and not self._closed:
                 if len(self._live) < self._threads:
-                    # A machine that gives no more threads is a slower storage, and no reason to end a request.
-                    with suppress(RuntimeError):
+                    try:
                         self._start_thread()
+                    except RuntimeError:
+                        # A machine that gives no more threads now is a slower storage, and no reason to end a request.
+                        self._may_start = False
+                        break
+                self._to_start -= 1
             self._work.notify_all()
 
     def wait(self, timeout: float) -> None:
@@ -209,7 +217,7 @@ class Workers:
             thread = self._serving.pop(job)
             self._live.discard(thread)
             self._stuck.add(thread)
-            self._to_replace += len(self._stuck) <= self._max_stuck
+            self._to_start += len(self._stuck) <= self._max_stuck
             self._settle(job, Outcome(None, OverdueError(f"no answer within {self._timeout:g} s"), self._timeout))
 
     def _settle(self, job: Job, outcome: Outcome) -> None:

@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import sys
 
 from kvcache_core.errors import KVCacheError
 from kvcache_unified_hicache.storage.commands.opened import configured_storage
@@ -15,7 +16,10 @@ def run(args: argparse.Namespace) -> int:
             steps = self_test(backend, storage.timeout)
     except KVCacheError as error:
         text = str(storage.located(error))
-        print(json.dumps({"storage": storage.kind, "works": False, "error": text}, indent=2) if args.json else text)
+        if args.json:
+            print(json.dumps({"storage": storage.kind, "works": False, "error": text}, indent=2))
+        else:
+            print(text, file=sys.stderr)
         return 1
     if args.json:
         print(json.dumps({"storage": storage.kind, "works": True, "steps": [step._asdict() for step in steps]}, indent=2))

@@ -1,0 +1,77 @@
+"""What is open already is closed when the rest of the storage tier cannot be made: nobody else has it in hand."""
+
+import pytest
+
+from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_conformance.storage_script import StorageScript
+from kvcache_conformance.storage_toy import ToyDisk, ToyStorage
+from kvcache_conformance.tier_steps import TierSizes
+from kvcache_unified_hicache import storage_tier
+from kvcache_unified_hicache.fetches import Fetches
+from kvcache_unified_hicache.storage_tier import StorageTier
+
+ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
+
+
+class ClosingStorage(ToyStorage):
+    """Counts how often it is closed."""
+
+    def __init__(self, options, scope):
+        super().__init__(ToyDisk(), scope)
+        self.closed = 0
+
+    def close(self):
+        self.closed += 1
+
+
+def fails_to_open(stored, monkeypatch, owner, name, error):
+    """Make the cache with a part of its storage that raises; gives the backend and the script of the guard."""
+    opened, script = [], StorageScript()
+
+    def backend(options, scope):
+        opened.append(ClosingStorage(options, scope))
+        return opened[-1]
+
+    def fail(*arguments, **settings):
+        raise error
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, name, fail)
+        with pytest.raises(type(error)):
+            stored(ROOM, script, backend=backend)
+    return opened[0], script
+
+
+@pytest.mark.parametrize("error", [MemoryError("planted"), KeyboardInterrupt()], ids=lambda error: type(error).__name__)
+@pytest.mark.parametrize(
+    ("owner", "name"), [(storage_tier, "self_test"), (StorageScript, "open_guard")], ids=["the self-test", "the guard"]
+)
+def test_a_backend_is_closed_when_its_guard_cannot_be_made(stored, monkeypatch, owner, name, error):
+    backend, _ = fails_to_open(stored, monkeypatch, owner, name, error)
+    assert backend.closed == 1
+
+
+def test_a_guard_is_closed_when_what_uses_it_cannot_be_made(stored, monkeypatch):
+    backend, script = fails_to_open(stored, monkeypatch, Fetches, "__init__", MemoryError("planted"))
+    assert script.closed == 1
+    assert backend.closed == 0  # by the guard, and this one is a script
+
+
+def without_a_guard(stored, monkeypatch):
+    test_a_backend_is_closed_when_its_guard_cannot_be_made(stored, monkeypatch, StorageScript, "open_guard", MemoryError())
+
+
+class TestFaultsOfOpening(PlantedFaultTests):
+    faults = (
+        Fault(
+            "nobody closes the backend",
+            without_a_guard,
+            Replacement(StorageTier, "__init__", "undo.callback(close_within, hicache.storage_timeout, backend)", "pass"),
+        ),
+        Fault(
+            "nobody closes the guard",
+            test_a_guard_is_closed_when_what_uses_it_cannot_be_made,
+            Replacement(StorageTier, "__init__", "undo.callback(self.guard.close, hicache.storage_timeout)", "pass"),
+        ),
+    )
