@@ -5,6 +5,8 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
+from kvcache_core.errors import KVCacheError
+
 Value = bytes | bytearray | memoryview
 
 
@@ -34,11 +36,13 @@ class StoredPage(NamedTuple):
     used: float
 
 
-class NotAllStoredError(Exception):
+class NotAllStoredError(KVCacheError):
     """Raised by `set` when some pages of a batch are stored and others are not: one server of several is gone, a file in the way.
 
     `missing`: the keys that are not stored; all others of the batch are. It says that the backend works: one that is full or
     gone as a whole raises something else.
+
+    What to do: look at the server or the file that its text names; the cache goes on, and computes what was not stored.
     """
 
     def __init__(self, text: str, missing: Collection[str]) -> None:
