@@ -7,7 +7,7 @@ from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, Union, get_args, get_origin
 
 import annotated_types
-from pydantic import BaseModel
+from pydantic import BaseModel, Secret, SecretStr
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
 
@@ -136,6 +136,10 @@ def _types(annotation: Any) -> Iterator[str]:
     elif origin in (Union, UnionType, Annotated):
         for part in get_args(annotation)[:1] if origin is Annotated else get_args(annotation):
             yield from _types(part)
+    elif isinstance(annotation, type) and issubclass(annotation, (Secret, SecretStr)):
+        yield "text, a secret"
+    elif origin is tuple:
+        yield f"a list of: {' or '.join(_types(get_args(annotation)[0]))}"
     elif annotation is not NoneType:  # a field that may be absent says so by its default
         yield _NAMES.get(annotation) or str(annotation).removeprefix("<class '").removesuffix("'>")
 

@@ -78,7 +78,7 @@ def test_a_full_server_refuses_what_does_not_fit_and_keeps_the_rest(stores, own_
     storage = stores.open(own_valkey, max_value_bytes=PAGE)
     stored = fill(storage, KEYS)
     assert 3 < stored < 15
-    with pytest.raises(NotAllStoredError, match="2 of 2 pages were not stored: OutOfMemoryError"):
+    with pytest.raises(PagesError, match="2 of 2 pages were not stored: OutOfMemoryError"):
         storage.set(KEYS[-2:], [page(0), page(1)])
     assert storage.get(KEYS[:stored]) == [page(number) for number in range(stored)]
     storage.delete(KEYS[:3])
@@ -111,7 +111,8 @@ def test_a_page_above_the_limit_is_not_even_sent(stores, own_valkey):
     storage.set(KEYS[:3], [page(0), page(1), page(2)])
     huge = b"x" * (40 * PAGE)
     with pytest.raises(
-        PagesError, match=r"1 of 2 pages were not stored: ValueError: 4000000 bytes are above the limit of \d+ \(max_value_bytes"
+        NotAllStoredError,
+        match=r"1 of 2 pages were not stored: ValueError: 4000000 bytes are above the limit of \d+ \(max_value_bytes",
     ):
         storage.set(KEYS[4:6], [huge, page(5)])
     assert storage.get(KEYS[:6]) == [page(0), page(1), page(2), None, None, page(5)]

@@ -6,6 +6,7 @@ from typing import Final, NamedTuple
 
 from redis import exceptions
 
+from kvcache_core.errors import KVCacheError
 from kvcache_storage_redis.url import MASK
 
 _LONGEST: Final = 300
@@ -21,16 +22,22 @@ class Address(NamedTuple):
         return f"[{self.host}]:{self.port}" if ":" in self.host else f"{self.host}:{self.port}"
 
 
-class ServerError(Exception):
-    """A server did not answer, or what it answered is no use for any page. `advice`: what a user may do."""
+class ServerError(KVCacheError):
+    """A server did not answer, or what it answered is no use for any page. `advice`: what a user may do.
+
+    What to do: look at the server whose address it begins with; at the start the text says at which options, too.
+    """
 
     def __init__(self, address: Address, reason: str, advice: str = "") -> None:
         super().__init__(f"{address}: {reason}")
         self.advice = advice
 
 
-class PagesError(Exception):
-    """Pages of a call were not stored, removed or answered for; the text says how many, and why the first one was not."""
+class PagesError(KVCacheError):
+    """Pages of a call were not stored, removed or answered for; the text says how many, and why the first one was not.
+
+    What to do: nothing for the cache's sake, which counts it and computes; look at the server that the text names.
+    """
 
 
 def one_line(error: BaseException, secrets: Iterable[str] = ()) -> str:
