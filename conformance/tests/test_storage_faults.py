@@ -85,6 +85,33 @@ class SortsTheCallersKeys(ToyStorage):
         return super().exists(keys)
 
 
+class ReadsInto(ToyStorage):
+    """Well, except for what a subclass says."""
+
+    def get_into(self, keys, buffers):
+        return [self.fill(value, places) for value, places in zip(self.get(keys), buffers, strict=True)]
+
+    def fill(self, value, places):
+        if value is None or len(value) != sum(map(len, places)):
+            return None if value is None else len(value)
+        at = 0
+        for place in places:
+            place[:] = value[at : at + len(place)]
+            at += len(place)
+        return at
+
+
+class FillsTheFirstBufferAlone(ReadsInto):
+    def fill(self, value, places):
+        return super().fill(value, places[:1])
+
+
+class SaysWhatItWrote(ReadsInto):
+    def fill(self, value, places):
+        room = sum(map(len, places))
+        return None if value is None else super().fill(value[:room].ljust(room, b"\0"), places)
+
+
 class WantsLists(ToyStorage):
     def delete(self, keys: Any):
         super().delete([].__add__(keys))
@@ -481,6 +508,8 @@ FAULTS: Sequence[tuple[type[ToyStorage], str]] = (
     (RaisesForAbsentPages, "test_a_page_that_was_never_set_is_absent"),
     (ClaimsWhatItLost, "test_a_page_that_was_never_set_is_absent"),
     (SortsTheCallersKeys, "test_batches_may_be_any_sequence_and_are_left_alone"),
+    (FillsTheFirstBufferAlone, "test_reading_into_buffers_gives_what_get_gives"),
+    (SaysWhatItWrote, "test_reading_into_buffers_gives_what_get_gives"),
     (WantsLists, "test_batches_may_be_any_sequence_and_are_left_alone"),
     (LosesOverwrites, "test_the_last_writer_wins"),
     (OverwritesInPlace, "test_the_last_writer_wins"),

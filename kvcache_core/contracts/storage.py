@@ -65,6 +65,17 @@ class HiCacheStorage(ABC):
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         """One value per key, in order; None for a page that is not there."""
 
+    def get_into(self, keys: Sequence[str], buffers: Sequence[Sequence[memoryview]]) -> list[int | None] | None:
+        """`get` without new memory: the value of each key goes to the writable buffers of the same place, which are filled one
+        after another. One answer per key, in order: how many bytes the value has, None for a page that is not there.
+
+        Of a value that is longer than its buffers, or shorter, anything may have been written: its length tells, and whoever
+        asked reads it with `get`. The buffers are the caller's again when this returns, and nothing is written to them later.
+
+        Optional: None instead of a list (the default) says that this backend cannot do it.
+        """
+        return None
+
     @abstractmethod
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Store each value under its key; the last writer wins, within a batch too. A reader sees a whole value or none.

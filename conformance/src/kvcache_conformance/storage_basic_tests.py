@@ -101,6 +101,25 @@ class BasicStorageTests(StorageKit, ABC):
         storage.set(keys, parts)
         expect_get(storage, keys, [whole, whole, whole, whole, whole[7:1234]])
 
+    def test_reading_into_buffers_gives_what_get_gives(self, bench: StorageBench) -> None:
+        """Optional: a backend that does not offer it answers None, and is asked for values instead."""
+        storage, (whole, cut, many, absent, long, short) = bench.open(), new_keys(6)
+        sizes = {whole: [5000], cut: [1, 4096, 3, 900], many: [4] * 1500, absent: [10], long: [999], short: [500, 501]}
+        storage.set([whole, cut, many, long, short], [content(n, n) for n in (5000, 5000, 6000, 1000, 1000)])
+        memory = {key: bytearray(b"\xee" * (sum(parts) + 8)) for key, parts in sizes.items()}
+        places: list[list[memoryview]] = []
+        for key, parts in sizes.items():
+            ends = [4 + sum(parts[: i + 1]) for i in range(len(parts))]
+            places.append([memoryview(memory[key])[end - size : end] for size, end in zip(parts, ends, strict=True)])
+        answer = storage.get_into(list(sizes), places)
+        if answer is None:
+            return
+        assert answer == [5000, 5000, 6000, None, 1000, 1000], f"get_into() must give the pages' lengths, not {answer}"
+        for key, n in ((whole, 5000), (cut, 5000), (many, 6000)):
+            assert memory[key][4:-4] == content(n, n), "get_into() did not fill the buffers one after another"
+        for written in memory.values():
+            assert written[:4] == written[-4:] == b"\xee" * 4, "get_into() wrote outside of the buffers"
+
     def test_a_buffer_belongs_to_the_caller_again_after_set(self, bench: StorageBench) -> None:
         storage, keys = bench.open(), new_keys(2)
         buffer = bytearray(content(5000))

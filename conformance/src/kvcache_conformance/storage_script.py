@@ -19,6 +19,7 @@ from kvcache_core.contracts.results import Indices
 from kvcache_core.contracts.storage import HiCacheStorage, Value
 
 T = TypeVar("T")
+T_co = TypeVar("T_co", covariant=True)
 Side = Literal["read", "write"]
 
 
@@ -26,6 +27,49 @@ class Frame(Protocol):
     """The part of a page frame that a guard needs."""
 
     def open(self, key: str, value: Value) -> memoryview: ...
+
+
+class Room(Protocol[T_co]):
+    """The part of a fetch's room that a guard needs which reads nothing in place."""
+
+    def place(self, number: int, payload: memoryview) -> None: ...
+
+    def finish(self, came: Sequence[bool]) -> T_co: ...
+
+
+class Arrival(Protocol):
+    """What a cache makes of the pages of one request."""
+
+    @property
+    def came(self) -> Sequence[bool]: ...
+
+    @property
+    def batch(self) -> Any: ...
+
+
+class ScriptedArrival(NamedTuple):
+    """`batch`: the content of each page that came, in their order."""
+
+    came: Sequence[bool]
+    batch: Any
+
+
+@final
+class ScriptedRoom:
+    """Keeps what is brought. It takes every page as a whole."""
+
+    def __init__(self) -> None:
+        self._pages: dict[int, Content] = {}
+
+    def parts(self, number: int) -> Sequence[memoryview] | None:
+        return None
+
+    def place(self, number: int, payload: memoryview) -> None:
+        require(number not in self._pages, "a page is brought once")
+        self._pages[number] = np.frombuffer(bytes(payload), np.uint8).reshape(LAYERS, BYTES)
+
+    def finish(self, came: Sequence[bool]) -> ScriptedArrival:
+        return ScriptedArrival(came, [self._pages[number] for number, ok in enumerate(came) if ok])
 
 
 class ScriptedState(NamedTuple):
@@ -185,14 +229,20 @@ class ScriptedGuard:
         self,
         keys: Sequence[str],
         frame: Frame,
-        then: Callable[[list[memoryview | None]], T],
+        room: Room[T],
         on_done: Callable[[T | None], None],
     ) -> bool:
         _check_keys(keys)
         require(len(keys) > 0, "a fetch of nothing")
-        return self._script.submit(
-            _Pending("fetch", tuple(keys), lambda: on_done(then([self._page(key, frame) for key in keys])))
-        )
+
+        def end() -> None:
+            payloads = [self._page(key, frame) for key in keys]
+            for number, payload in enumerate(payloads):
+                if payload is not None:
+                    room.place(number, payload)
+            on_done(room.finish([payload is not None for payload in payloads]))
+
+        return self._script.submit(_Pending("fetch", tuple(keys), end))
 
     def poll(self) -> int:
         return 0 if self._closed else self._script.end_some()
@@ -240,12 +290,12 @@ class ScriptedPageBytes:
         require(not missing, f"a store reads {missing}, which nothing ever reached")
         return _Copied([self._transfers.slots[place].copy() for place in places])
 
-    def assemble(self, c: int, payloads: Sequence[memoryview]) -> Any:
-        return [np.frombuffer(bytes(payload), np.uint8).reshape(LAYERS, BYTES) for payload in payloads]
+    def room(self, c: int, n: int) -> ScriptedRoom:
+        return ScriptedRoom()
 
-    def land(self, c: int, slots: Indices, batch: Any) -> None:
-        require(len(slots) == len(batch), "one slot for each page that came")
-        for slot, page in zip(slots.tolist(), batch, strict=True):
+    def land(self, c: int, slots: Indices, arrival: Arrival) -> None:
+        require(len(slots) == len(arrival.batch) == sum(arrival.came), "one slot for each page that came")
+        for slot, page in zip(slots.tolist(), arrival.batch, strict=True):
             self._transfers.slots[self._names[c], slot] = page
             self._storage.landed.add((self._names[c], slot))
 

@@ -112,12 +112,12 @@ class TestFaultsOfTheOrder(PlantedFaultTests):
         Fault(
             "reading does not keep",
             test_a_page_that_is_read_stays,
-            Replacement(page_file, "read", "renew and now - status.st_mtime_ns > TOUCH_NS", "False"),
+            Replacement(page_file, "_read", "renew and now - status.st_mtime_ns > TOUCH_NS", "False"),
         ),
         Fault(
             "every read writes",
             test_the_time_of_use_is_renewed_at_most_once_a_minute,
-            Replacement(page_file, "read", "renew and now - status.st_mtime_ns > TOUCH_NS", "True"),
+            Replacement(page_file, "_read", "renew and now - status.st_mtime_ns > TOUCH_NS", "True"),
         ),
         Fault(
             "asking keeps",

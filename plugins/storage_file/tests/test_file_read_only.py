@@ -113,7 +113,7 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "looking is use",
             test_looking_changes_nothing,
-            Replacement(page_file, "read", "if renew and", "if"),
+            Replacement(page_file, "_read", "if renew and", "if"),
         ),
         Fault(
             "a folder that is missing has no pages",

@@ -224,6 +224,6 @@ class TestFaultsOfRoots(PlantedFaultTests):
         Fault(
             "one bad file fails the batch",
             test_a_bad_file_keeps_no_other_from_being_read,
-            Replacement(Reader, "get", "if all(value is None for value in values):", "if True:"),
+            Replacement(Reader, "_each", "if all(answer is None for answer in answers):", "if True:"),
         ),
     )

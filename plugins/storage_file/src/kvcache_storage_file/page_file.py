@@ -3,12 +3,20 @@
 import os
 import stat
 import time
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from typing import Final, TypeVar
 
 from kvcache_core.contracts.storage import Value
 
+T = TypeVar("T")
+
 TOUCH_NS = 60 * 10**9
 """A page that is read gets a new time of use when its last one is older than this."""
+
+
+_IOV_MAX: Final = os.sysconf("SC_IOV_MAX")
+"""Buffers that one system call takes."""
 
 
 def write(path: str, value: Value, used: int) -> int:
@@ -31,6 +39,36 @@ def write(path: str, value: Value, used: int) -> int:
 
 def read(path: str, *, renew: bool = True) -> bytes | None:
     """The whole file; None where there is none. Raises OSError. `renew`: the time of use, at most once in TOUCH_NS."""
+
+    def whole(fd: int, size: int) -> bytes:
+        value = os.read(fd, size)
+        while len(value) < size and (more := os.read(fd, size - len(value))):
+            value += more
+        return value
+
+    return _read(path, renew, whole)
+
+
+def read_into(path: str, buffers: Sequence[memoryview], *, renew: bool = True) -> int | None:
+    """The whole file into `buffers`, one after another; gives its length, None where there is none. Nothing is read of a file
+    that is not exactly as long as they are together. Raises OSError. `renew`: as for `read`."""
+
+    def whole(fd: int, size: int) -> int:
+        if size != sum(map(len, buffers)):
+            return size
+        read = 0
+        for start in range(0, len(buffers), _IOV_MAX):
+            some = buffers[start : start + _IOV_MAX]
+            read += os.readv(fd, some)
+            if read < sum(map(len, buffers[: start + len(some)])):
+                break  # what is missing of it, the length tells
+        return read
+
+    return _read(path, renew, whole)
+
+
+def _read(path: str, renew: bool, whole: Callable[[int, int], T]) -> T | None:
+    """What `whole` makes of an open file and its size; None where there is none. Raises OSError."""
     try:
         # A FIFO in a page's place must not stop the reader for ever.
         fd = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
@@ -40,9 +78,7 @@ def read(path: str, *, renew: bool = True) -> bytes | None:
         status = os.fstat(fd)
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"not a regular file: {path}")
-        value = os.read(fd, status.st_size)
-        while len(value) < status.st_size and (more := os.read(fd, status.st_size - len(value))):
-            value += more
+        value = whole(fd, status.st_size)
         now = time.time_ns()
         if renew and now - status.st_mtime_ns > TOUCH_NS:
             # Another user's file, or a file system that is read only by now: its bytes are as good as any.

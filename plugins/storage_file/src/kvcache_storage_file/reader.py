@@ -1,12 +1,14 @@
 """Looks pages up and reads them; it changes nothing but the time of their last use. It knows no books and no root."""
 
 import logging
-from collections.abc import Sequence
-from typing import final
+from collections.abc import Callable, Sequence
+from typing import TypeVar, final
 
 from kvcache_storage_file import page_file
 from kvcache_storage_file.layout import Layout
 from kvcache_storage_file.workers import Workers
+
+T = TypeVar("T")
 
 log = logging.getLogger(__name__)
 
@@ -29,18 +31,25 @@ class Reader:
         """Raises OSError where no page could be read and not all are simply absent. A single bad file among good ones is absent:
         the next write of its key replaces it.
         """
+        return self._each(keys, lambda path, _: page_file.read(path, renew=self._renew))
+
+    def get_into(self, keys: Sequence[str], buffers: Sequence[Sequence[memoryview]]) -> list[int | None]:
+        """The lengths of the pages, which are read to their buffers. Raises as `get` does."""
+        return self._each(keys, lambda path, number: page_file.read_into(path, buffers[number], renew=self._renew))
+
+    def _each(self, keys: Sequence[str], read: Callable[[str, int], T | None]) -> list[T | None]:
         paths = [self._layout.place(key).path for key in keys]
-        values: list[bytes | None] = [None] * len(paths)
+        answers: list[T | None] = [None] * len(paths)
 
-        def read(number: int) -> None:
-            values[number] = page_file.read(paths[number], renew=self._renew)
+        def answer(number: int) -> None:
+            answers[number] = read(paths[number], number)
 
-        errors = self._workers.each(len(paths), read)
+        errors = self._workers.each(len(paths), answer)
         if errors:
-            if all(value is None for value in values):
+            if all(answer is None for answer in answers):
                 raise errors[0]
             self._complain(errors[0])
-        return values
+        return answers
 
     def _complain(self, error: Exception) -> None:
         if not self._complained:

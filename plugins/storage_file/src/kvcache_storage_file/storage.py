@@ -57,6 +57,11 @@ class LocalFileStorage(HiCacheStorage):
         self._check()
         return self._reader.get(keys)
 
+    def get_into(self, keys: Sequence[str], buffers: Sequence[Sequence[memoryview]]) -> list[int | None]:
+        """Raises OSError where no page could be read and not all are simply absent."""
+        self._check()
+        return self._reader.get_into(keys, buffers)
+
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Raises what the first page met that could not be stored; the others of the batch are stored."""
         self._check()

@@ -43,7 +43,7 @@ class Attaching:
                 continue
             slots = np.asarray([slot for slot, ok in zip(request.slots.tolist(), request.came, strict=True) if ok], np.int32)
             try:
-                self._page_bytes.land(request.c, slots, request.arrival.batch)
+                self._page_bytes.land(request.c, slots, request.arrival)
             except Exception:
                 # Nothing that storage brings may end a request: the tokens are computed.
                 if not self._counters.misses[NOT_LANDED]:

@@ -4,19 +4,13 @@ It holds the state; `fetches` moves it on. It decides nothing.
 """
 
 from collections.abc import Sequence
-from typing import Any, NamedTuple, final
+from typing import final
 
 import numpy as np
 
 from kvcache_core.contracts.results import NO_INDICES, Indices
+from kvcache_unified_hicache.page_bytes import Arrival
 from kvcache_unified_hicache.prefix_pages import Flags, PrefixPages
-
-
-class Arrival(NamedTuple):
-    """The answer to one request: which of its pages came, and those in a batch, in their order."""
-
-    came: list[bool]
-    batch: Any
 
 
 @final
@@ -38,7 +32,7 @@ class Request:
         self.arrival = arrival
 
     @property
-    def came(self) -> list[bool]:
+    def came(self) -> Sequence[bool]:
         return [False] * len(self.pages) if self.arrival is None else self.arrival.came
 
 

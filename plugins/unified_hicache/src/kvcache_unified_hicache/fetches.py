@@ -7,6 +7,7 @@ decisions: what depends on when a storage answered goes through `agree`. Nothing
 """
 
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import Final, Protocol, final
 
 import numpy as np
@@ -18,7 +19,7 @@ from kvcache_core.contracts.tokens import ExtraKey, TokenIds, as_token_ids, floo
 from kvcache_radix.node import DIGEST_BYTES, Node
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.attaching import Attaching
-from kvcache_unified_hicache.fetch import Arrival, Fetch, Request
+from kvcache_unified_hicache.fetch import Fetch, Request
 from kvcache_unified_hicache.guarded_store import GuardedStore
 from kvcache_unified_hicache.host_pool.page_layout import MAX_ROWS
 from kvcache_unified_hicache.node_digests import NodeDigests
@@ -239,10 +240,9 @@ class Fetches:
                 for request in requests:
                     self._free(request.c, request.slots)
                 return None
-            most = min(MAX_ROWS, max(1, REQUEST_BYTES // frame.file_bytes))
-            for at in range(0, len(wanted), most):
-                part = wanted[at : at + most]
-                requests.append(Request(c, part, [fetch.keys[c][page] for page in part], slots[at : at + most]))
+            for at, end in _parts(len(wanted), frame.file_bytes):
+                part = wanted[at:end]
+                requests.append(Request(c, part, [fetch.keys[c][page] for page in part], slots[at:end]))
             others = (self._coming.get(fetch.keys[c].get(page, "")) for page in needed if not resident[c][page])
             fetch.waits_for += dict.fromkeys(other for other in others if other is not None)
         return requests
@@ -252,21 +252,14 @@ class Fetches:
         for request in fetch.requests or ():
             if request.sent:
                 continue
-            if self._guard.fetch(request.keys, self._frames[request.c], self._unpack(request.c), request.answer):
+            room = self._page_bytes.room(request.c, len(request.keys))
+            if self._guard.fetch(request.keys, self._frames[request.c], room, request.answer):
                 request.sent = True
             elif self._guard.refuses("read"):
                 request.sent = True
                 request.answer(None)
             else:
                 return
-
-    def _unpack(self, c: int) -> Callable[[list[memoryview | None]], Arrival]:
-        def unpack(payloads: list[memoryview | None]) -> Arrival:
-            whole = [payload for payload in payloads if payload is not None]
-            batch = self._page_bytes.assemble(c, whole) if whole else None
-            return Arrival([payload is not None for payload in payloads], batch)
-
-        return unpack
 
     def _attach(self, fetch: Fetch) -> bool:
         """Everything is there."""
@@ -289,3 +282,12 @@ class Fetches:
         fetch.requests = None
         fetch.done = True
         return not fetch.forgotten
+
+
+def _parts(n: int, nbytes: int) -> list[tuple[int, int]]:
+    """How `n` pages of `nbytes` are cut into requests: as few as REQUEST_BYTES allows, and of equal sizes. A batch has a power of
+    two of rows, so most of it is used, and none is so small that a load would rather copy it together with others."""
+    most = min(MAX_ROWS, max(1, REQUEST_BYTES // nbytes))
+    requests = -(-n // (1 << (most.bit_length() - 1)))
+    cuts = [n * i // requests for i in range(requests + 1)] if n else [0]
+    return list(pairwise(cuts))

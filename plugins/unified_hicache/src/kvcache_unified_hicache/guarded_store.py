@@ -6,6 +6,7 @@ from typing import Protocol, TypeVar
 from kvcache_core.contracts.storage import HiCacheStorage, Value
 from kvcache_unified_hicache.storage.breaker import GuardState
 from kvcache_unified_hicache.storage.page_frame import PageFrame
+from kvcache_unified_hicache.storage.room import Room
 from kvcache_unified_hicache.storage.workers import Side
 
 T = TypeVar("T")
@@ -41,7 +42,7 @@ class GuardedStore(Protocol):
         self,
         keys: Sequence[str],
         frame: PageFrame,
-        then: Callable[[list[memoryview | None]], T],
+        room: Room[T],
         on_done: Callable[[T | None], None],
     ) -> bool:
         """`then` runs on a worker with a verified payload or None for each key."""

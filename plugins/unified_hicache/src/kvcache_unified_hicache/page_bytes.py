@@ -4,12 +4,16 @@ The seam between the flows to storage and the host pools; tests script another. 
 """
 
 from collections.abc import Sequence
-from typing import Any, Protocol, final
+from typing import Any, NamedTuple, Protocol, final
+
+import numpy as np
 
 from kvcache_core.contracts.pools import Pages
 from kvcache_core.contracts.results import Indices
 from kvcache_unified_hicache.host_pool.base import HostKVPool
+from kvcache_unified_hicache.host_pool.batch_room import BatchRoom
 from kvcache_unified_hicache.host_pool.page_layout import PageLayout
+from kvcache_unified_hicache.storage.room import Room
 
 
 class CapturedBytes(Protocol):
@@ -20,19 +24,26 @@ class CapturedBytes(Protocol):
         ...
 
 
+class Arrival(NamedTuple):
+    """The answer to one request: which of its pages came, and a batch in which each is at its place; None when none came."""
+
+    came: Sequence[bool]
+    batch: Any
+
+
 class PageBytes(Protocol):
-    """`c` is a component's number. All but `assemble` are called on the owner thread and do not block."""
+    """`c` is a component's number. Everything is called on the owner thread and does not block."""
 
     def capture(self, c: int, slots: Indices) -> CapturedBytes:
         """The pages in `slots` as they are now; the slots may be freed after the call."""
         ...
 
-    def assemble(self, c: int, payloads: Sequence[memoryview]) -> Any:
-        """A batch of pages with these raw bytes, in that order, that `land` takes. Copies them; on any thread."""
+    def room(self, c: int, n: int) -> Room[Arrival]:
+        """Where storage brings the raw bytes of `n` pages to."""
         ...
 
-    def land(self, c: int, slots: Indices, batch: Any) -> None:
-        """The pages of `batch`, in its order, are the content of `slots` from now on."""
+    def land(self, c: int, slots: Indices, arrival: Arrival) -> None:
+        """The pages that came are the content of `slots`, as many, from now on."""
         ...
 
 
@@ -47,8 +58,30 @@ class HostPageBytes(PageBytes):
     def capture(self, c: int, slots: Indices) -> CapturedBytes:
         return self._pools[c].get(slots)
 
-    def assemble(self, c: int, payloads: Sequence[memoryview]) -> Pages:
-        return self._layouts[c].from_payloads(payloads)
+    def room(self, c: int, n: int) -> Room[Arrival]:
+        return HostRoom(BatchRoom(self._layouts[c], n, self._pools[c].spare))
 
-    def land(self, c: int, slots: Indices, batch: Pages) -> None:
-        self._pools[c].put(slots, batch)
+    def land(self, c: int, slots: Indices, arrival: Arrival) -> None:
+        rows = np.flatnonzero(np.asarray(arrival.came))
+        at = 0
+        # What did not come leaves a gap between the rows.
+        for run in np.split(rows, np.flatnonzero(np.diff(rows) != 1) + 1):
+            self._pools[c].put(slots[at : at + len(run)], arrival.batch, run.item(0))
+            at += len(run)
+
+
+@final
+class HostRoom(Room[Arrival]):
+    """A batch for a host pool."""
+
+    def __init__(self, room: BatchRoom) -> None:
+        self._room = room
+
+    def parts(self, number: int) -> Sequence[memoryview] | None:
+        return self._room.parts(number)
+
+    def place(self, number: int, payload: memoryview) -> None:
+        self._room.place(number, payload)
+
+    def finish(self, came: Sequence[bool]) -> Arrival:
+        return Arrival(came, self._room.batch() if any(came) else None)

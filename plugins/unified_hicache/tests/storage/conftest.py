@@ -70,6 +70,59 @@ class ScriptedBackend(HiCacheStorage):
         return honest() if trick is None else trick(honest, keys)
 
 
+class ReadsInto(ScriptedBackend):
+    """Writes values straight to their places, as many bytes as fit; `tricks["get_into"]` as for the other methods."""
+
+    def get_into(self, keys, buffers):
+        def honest():
+            return [self._fill(self.pages.get(key), places) for key, places in zip(keys, buffers, strict=True)]
+
+        return self._call("get_into", honest, keys)
+
+    @staticmethod
+    def _fill(value, places):
+        at = 0
+        for place in places if value is not None else ():
+            part = value[at : at + len(place)]
+            place[: len(part)] = part
+            at += len(part)
+        return value if value is None else len(value)
+
+
+class PlainRoom:
+    """Payloads as bytes, or None. `in_place`: it lets them be read to their places, a part for each array."""
+
+    def __init__(self, n, frame, in_place=False):
+        self.payloads = [bytearray(frame.payload_bytes) for _ in range(n)]
+        self.frame = frame
+        self.in_place = in_place
+        self.placed = []
+        self.threads = set()
+
+    def parts(self, number):
+        self.threads.add(threading.get_ident())
+        return [memoryview(self.payloads[number])[part] for part in self.frame.slices] if self.in_place else None
+
+    def place(self, number, payload):
+        self.threads.add(threading.get_ident())
+        self.placed.append(number)
+        self.payloads[number][:] = payload
+
+    def finish(self, came):
+        self.threads.add(threading.get_ident())
+        return [bytes(payload) if ok else None for payload, ok in zip(self.payloads, came, strict=True)]
+
+
+@pytest.fixture
+def room():
+    return PlainRoom
+
+
+@pytest.fixture
+def reads_into():
+    return ReadsInto
+
+
 class Clock:
     """Stands still until a test moves it."""
 
@@ -103,8 +156,8 @@ class GuardedWorld:
 
     frame = PageFrame((PageArray("k", "bfloat16", (10,)), PageArray("v", "uint8", (12,))))
 
-    def __init__(self, **settings):
-        self.backend = ScriptedBackend()
+    def __init__(self, backend=None, **settings):
+        self.backend = backend or ScriptedBackend()
         self.clock = Clock()
         self.counters = CacheCounters()
         self.observer = Observer()
@@ -138,11 +191,8 @@ class GuardedWorld:
 
     def start_fetch(self, numbers):
         """Answers are the payloads as bytes."""
-
-        def then(payloads):
-            return [payload and bytes(payload) for payload in payloads]
-
-        return self.guard.fetch(self.keys(numbers), self.frame, then, self.answers.append)
+        keys = self.keys(numbers)
+        return self.guard.fetch(keys, self.frame, PlainRoom(len(keys), self.frame), self.answers.append)
 
     def start_exists(self, numbers):
         return self.guard.exists(self.keys(numbers), self.answers.append)
@@ -196,8 +246,8 @@ def guarded():
     """Makes worlds; what hangs in them is released at the end of the test, and their threads end."""
     worlds = []
 
-    def make(**settings):
-        world = GuardedWorld(**settings)
+    def make(backend=None, **settings):
+        world = GuardedWorld(backend, **settings)
         worlds.append(world)
         return world
 

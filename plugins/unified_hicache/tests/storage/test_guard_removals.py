@@ -35,12 +35,13 @@ class SlowToRemove(HiCacheStorage):
             self.pages.pop(key, None)
 
 
-def test_a_fetch_is_delivered_after_its_bad_pages_are_removed():
+def test_a_fetch_is_delivered_after_its_bad_pages_are_removed(room):
     backend = SlowToRemove()
     guard = StorageGuard(backend, GuardSettings(timeout=30.0), CacheCounters(), ())
     try:
         heard = []
-        assert guard.fetch([KEY], PageFrame([PageArray("a", "uint8", (4,))]), list, heard.append)
+        frame = PageFrame([PageArray("a", "uint8", (4,))])
+        assert guard.fetch([KEY], frame, room(1, frame), heard.append)
         while not backend.asked.wait(0.001):
             guard.poll()
         for _ in range(20):

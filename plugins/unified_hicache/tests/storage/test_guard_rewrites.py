@@ -3,6 +3,7 @@
 import pytest
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_core.contracts.storage import NotAllStoredError
 from kvcache_unified_hicache.storage import doubts
 from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.fetch_operation import _Get
@@ -79,6 +80,30 @@ def test_a_write_that_fails_leaves_the_doubt(guarded):
     assert world.fetch([1]) == [world.payload(1)]
 
 
+def test_a_part_of_a_batch_that_is_stored_counts(guarded, caplog):
+    """S1: one of several servers is gone. The backend works, so it goes on being asked."""
+    world = guarded(failures_to_open=1)
+
+    def a_part(honest, keys):
+        honest()
+        for key in lost:
+            world.backend.pages.pop(key, None)
+        raise NotAllStoredError("node 3 is gone", lost)
+
+    lost = world.keys([2, 7])
+    world.backend.tricks["set"] = a_part
+    world.hold([3])
+    assert world.store([1, 2, 3]) == [True, False, True]
+    assert world.observer.stored == {world.key(1): world.frame.file_bytes}
+    assert world.counters.bytes_moved["store"] == world.frame.file_bytes
+    assert world.store([2]) == [False]
+    assert not world.guard.refuses("write")
+    assert (world.guard.state.word, world.guard.state.last_error) == ("ok", "write: node 3 is gone")
+    assert caplog.text.count("node 3 is gone") == 1
+    del world.backend.tricks["set"]
+    assert world.store([2]) == [True]
+
+
 def test_doubts_are_bounded(monkeypatch):
     monkeypatch.setattr(doubts, "MOST", 3)
     several = Doubts()
@@ -113,7 +138,17 @@ class TestFaultsOfRewrites(PlantedFaultTests):
         Fault(
             "bad pages are no reason to doubt",
             test_a_bad_page_that_cannot_be_deleted_is_written_over,
-            Replacement(_Get, "account", "if payload is None", "if payload is None and key not in dict(verified.bad)"),
+            Replacement(_Get, "account", "if not came]", "if not came and key not in dict(read.bad)]"),
+        ),
+        Fault(
+            "what is stored of a batch that is not is lost",
+            test_a_part_of_a_batch_that_is_stored_counts,
+            Replacement(_Set, "work", "error.missing.intersection(keys)", "frozenset(self._keys)"),
+        ),
+        Fault(
+            "a batch counts whole or not at all",
+            test_a_part_of_a_batch_that_is_stored_counts,
+            Replacement(_Set, "work", "except NotAllStoredError as error:", "except ZeroDivisionError as error:"),
         ),
         Fault(
             "doubts go with the attempt",

@@ -207,12 +207,14 @@ class TestFaultsOfFrames(PlantedFaultTests):
         Fault(
             "payload left out of the checksum",
             test_one_flipped_bit_anywhere_is_found,
-            Replacement(page_frame, "_checksum", "[:-CHECKSUM_BYTES]", "[:128]"),
+            Replacement(page_frame, "_checksum", "checksum.update(part)", "checksum.update(part[:128])"),
         ),
         Fault(
             "checksum not compared",
             test_one_flipped_bit_anywhere_is_found,
-            Replacement(PageFrame, "open", "if bytes(page[-CHECKSUM_BYTES:]) != _checksum(key, page):", "if not page:"),
+            Replacement(
+                PageFrame, "open", "if bytes(page[-CHECKSUM_BYTES:]) != _checksum(key, page[:-CHECKSUM_BYTES]):", "if not page:"
+            ),
         ),
         Fault(
             "table not compared",

@@ -34,11 +34,11 @@ def test_requests_for_nothing_are_answered(guarded):
     assert world.fetch([]) == []
 
 
-def test_the_owner_thread_only_hears_the_answers(guarded):
+def test_the_owner_thread_only_hears_the_answers(guarded, room):
     """Nothing of the backend, no sealing and no unpacking runs on it; every answer and event does."""
     world = guarded()
     here = threading.get_ident()
-    seen = {"make": set(), "then": set(), "done": set()}
+    seen = {"make": set(), "done": set()}
 
     def noted(name, result=None):
         seen[name].add(threading.get_ident())
@@ -47,13 +47,14 @@ def test_the_owner_thread_only_hears_the_answers(guarded):
     value = world.value(1)
     world.guard.store([world.key(1)], len(value), lambda: noted("make", [value]), lambda _: noted("done"))
     world.settle()
-    world.guard.fetch([world.key(1)], world.frame, lambda _: noted("then"), lambda _: noted("done"))
+    brought = room(1, world.frame)
+    world.guard.fetch([world.key(1)], world.frame, brought, lambda _: noted("done"))
     world.settle()
     world.exists([1])
     world.backend.pages[world.key(1)] = b"junk"
     assert world.fetch([1]) == [None]
-    assert here not in world.backend.threads | seen["make"] | seen["then"]
-    assert seen["make"] and seen["then"]
+    assert here not in world.backend.threads | seen["make"] | brought.threads
+    assert seen["make"] and brought.threads
     assert seen["done"] == world.observer.threads == {here}
 
 
@@ -287,9 +288,7 @@ class TestFaultsOfTheGuard(PlantedFaultTests):
         Fault(
             "batches in the wrong place",
             test_pages_come_back_in_order_from_several_batches,
-            Replacement(
-                FetchOperation, "arrived", "self._payloads[start : start + len(payloads)]", "self._payloads[: len(payloads)]"
-            ),
+            Replacement(FetchOperation, "arrived", "self._came[start : start + len(came)]", "self._came[: len(came)]"),
         ),
         Fault(
             "no bound of bytes",

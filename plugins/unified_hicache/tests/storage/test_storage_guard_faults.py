@@ -216,11 +216,15 @@ def test_assembling_that_fails_stores_nothing(guarded, caplog, wrong):
     assert world.store([1]) == [True]
 
 
-def test_unpacking_that_fails_gives_nothing(guarded, caplog):
+@pytest.mark.parametrize(("method", "answer"), [("parts", [None]), ("place", [None]), ("finish", None)])
+def test_unpacking_that_fails_gives_nothing(guarded, room, caplog, monkeypatch, method, answer):
     world = guarded()
     world.hold([1])
-    assert world.guard.fetch(world.keys([1]), world.frame, lambda payloads: 1 // 0, world.answers.append)
-    assert world.settle() == [None]
+    broken = room(1, world.frame)
+    monkeypatch.setattr(broken, method, lambda *_: 1 // 0)
+    assert world.guard.fetch(world.keys([1]), world.frame, broken, world.answers.append)
+    assert world.settle() == [answer]
+    assert not world.counters.misses
     assert world.guard.state.word == "ok"
     assert "ZeroDivisionError" in caplog.text
     assert world.fetch([1]) == [world.payload(1)]
@@ -523,12 +527,13 @@ def test_a_late_answer_does_not_close_an_open_breaker(guarded):
 # -- all at once --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("seed", range(5))
-def test_every_request_is_answered_once_and_nothing_wrong_is_served(guarded, seed):
+@pytest.mark.parametrize("seed", range(6))
+def test_every_request_is_answered_once_and_nothing_wrong_is_served(guarded, room, reads_into, seed):
     """Random requests against a backend that does anything: B2, S1, S9, S10 together. Asserted: exactly one answer each, only
     right pages, no byte left in flight, and that enough went well and wrong for that to mean something."""
     owner, backend = random.Random(seed), random.Random(seed + 1000)
-    world = guarded(workers=1, max_bytes_in_flight=40 * GuardedFrame.file_bytes(guarded), failures_to_open=4, max_stuck=400)
+    bound = 40 * GuardedFrame.file_bytes(guarded)
+    world = guarded(reads_into() if seed % 2 else None, workers=1, max_bytes_in_flight=bound, failures_to_open=4, max_stuck=400)
 
     def anything(honest, keys):
         match backend.randrange(14):
@@ -547,11 +552,8 @@ def test_every_request_is_answered_once_and_nothing_wrong_is_served(guarded, see
                 return world.backend.hang(honest, keys)
         return honest()
 
-    world.backend.tricks |= dict.fromkeys(("exists", "get", "set", "delete"), anything)
+    world.backend.tricks |= dict.fromkeys(("exists", "get", "get_into", "set", "delete"), anything)
     asked, answered, refused = 0, [], 0
-
-    def then(payloads):
-        return [payload and bytes(payload) for payload in payloads]
 
     for _ in range(300):
         numbers = owner.sample(range(40), owner.randint(0, 12))
@@ -569,7 +571,7 @@ def test_every_request_is_answered_once_and_nothing_wrong_is_served(guarded, see
             case 1:
                 taken = world.guard.store(keys, world.frame.file_bytes, make, on_done)
             case _:
-                taken = world.guard.fetch(keys, world.frame, then, on_done)
+                taken = world.guard.fetch(keys, world.frame, room(len(keys), world.frame, owner.random() < 0.5), on_done)
         asked += taken
         refused += not taken
         while owner.random() < 0.6 and not world.guard.idle and not world.backend.hanging.acquire(blocking=False):
@@ -621,7 +623,7 @@ class TestFaultsOfFailing(PlantedFaultTests):
         Fault(
             "bad pages stay",
             bad_pages_are_removed,
-            Replacement(_Get, "account", "return [key for key, _ in verified.bad]", "return []"),
+            Replacement(_Get, "account", "return [key for key, _ in read.bad]", "return []"),
         ),
         Fault(
             "told before the removal",
@@ -633,7 +635,7 @@ class TestFaultsOfFailing(PlantedFaultTests):
             test_answers_in_another_order_are_never_served,
             Replacement(
                 _Get,
-                "work",
+                "_read_values",
                 "self._fetch.frame.open(key, value)",
                 "memoryview(value)[128 : 128 + self._fetch.frame.payload_bytes]",
             ),
@@ -651,7 +653,12 @@ class TestFaultsOfFailing(PlantedFaultTests):
         Fault(
             "stored without an answer",
             a_failing_write_costs_its_batch,
-            Replacement(_Set, "account", "if outcome.error is None:", "if True:"),
+            Replacement(
+                _Set,
+                "account",
+                "if outcome.error is None:",
+                "self._store.taken = [True] * len(self._keys)\n    if outcome.error is None:",
+            ),
         ),
         Fault(
             "the breaker never opens",

@@ -23,6 +23,7 @@ from kvcache_unified_hicache.host_pool.discards import Discards
 from kvcache_unified_hicache.host_pool.live_bytes import LiveBytes
 from kvcache_unified_hicache.host_pool.pack_job import PackJob
 from kvcache_unified_hicache.host_pool.page_layout import PageLayout
+from kvcache_unified_hicache.host_pool.spare_memory import SpareMemory
 
 Victims = Callable[[int], Indices]
 """Chooses slots to evict for a shortage of n: the least recently used first, no longer used by whoever chooses them. Fewer than
@@ -44,6 +45,8 @@ class HostKVPool(ABC):
             raise ValueError(f"a host pool needs at least one slot, not {total}")
         self._layout = PageLayout(struct)
         self._live = LiveBytes()
+        self.spare = SpareMemory()
+        """Of batches that storage brought: for those that it brings next. Thread safe."""
         self._total = total
         # A stack with room for every slot; entries from `_n_free` on are stale.
         self._free = np.arange(total, 0, -1, dtype=np.int32)
@@ -184,6 +187,13 @@ class HostKVPool(ABC):
         captured = self._get(slots)
         self._touch(slots)
         return captured
+
+    @final
+    def _trim_spare(self, limit: int) -> None:
+        """Give memory back to the system that is spare beyond `limit` bytes."""
+        given_up = self.spare.trim(limit)
+        if given_up and self._discards is not None:
+            self._discards.add(given_up, 0)  # alive it counted for nobody
 
     @abstractmethod
     def pack_job(self) -> PackJob | None:

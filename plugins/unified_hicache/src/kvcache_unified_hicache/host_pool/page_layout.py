@@ -19,8 +19,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding, SingleDev
 
 from kvcache_core.contracts.pools import Pages
 
-MAX_ROWS = 64  # of an assembled batch: enough for full speed, few enough to compile programs for
-_ALIGNMENT = 64  # what the CPU client wants of memory that it takes over instead of copying
+MAX_ROWS = 64  # of a batch made here: enough for full speed, few enough to compile programs for
+ALIGNMENT = 64  # what the CPU client wants of memory that it takes over instead of copying
 
 ByteRows = list[list[npt.NDArray[np.uint8]]]
 """By device and array: uint8 [rows, bytes of one row of that array there]."""
@@ -134,24 +134,18 @@ class PageLayout:
             for (start, end), leaf in zip(self._places, views[id(source.pages)][0], strict=True):
                 output[start:end] = leaf[row].data
 
-    def from_payloads(self, payloads: Sequence[bytes | memoryview]) -> Pages:
-        """A new batch of pages with these payloads in that order, at most MAX_ROWS, padded to a power of two with rows of no
-        meaning. The inverse of `write_payloads`; complete when it returns.
+    def spans(self) -> list[tuple[int, int]]:
+        """Where each array is in a payload: its first byte and the one after its last."""
+        return list(self._places)
 
-        Raises ValueError for a payload of another length.
-        """
-        assert 0 < len(payloads) <= MAX_ROWS
-        if any(len(payload) != self.payload_bytes for payload in payloads):
-            raise ValueError(f"a payload of these pages has {self.payload_bytes} bytes, not {[len(p) for p in payloads]}")
-        rows = 1 << (len(payloads) - 1).bit_length()
-        views = [np.frombuffer(payload, np.uint8) for payload in payloads]
-        leaves: list[jax.Array] = []
-        for (start, end), shape, dtype, sharding in zip(self._places, self.shapes, self.dtypes, self.shardings, strict=True):
-            stacked = _aligned(rows * (end - start))
-            np.concatenate([view[start:end] for view in views], out=stacked[: len(views) * (end - start)])
-            leaves.append(jax.device_put(stacked.view(dtype).reshape(rows, *shape), sharding))
-        jax.block_until_ready(leaves)
-        return self._tree(leaves)
+    def taken_over(self, memory: Sequence[npt.NDArray[np.uint8]], rows: int) -> Pages:
+        """A batch of `rows` pages out of `memory`: for each array its bytes of all rows, one after another, which nobody writes
+        any more. A client whose host memory this is keeps it and copies nothing, if it begins at a multiple of ALIGNMENT; it is
+        referenced as long as anybody needs the batch. Complete when this returns."""
+        parts = zip(memory, self.shapes, self.dtypes, strict=True)
+        arrays = [part.view(dtype).reshape(rows, *shape) for part, shape, dtype in parts]
+        placed: list[jax.Array] = jax.device_put(arrays, self.shardings)
+        return self._tree(jax.block_until_ready(placed))
 
     def _write_joined(self, sources: Sequence[PageSource], outputs: Sequence[memoryview]) -> None:
         for first in range(0, len(sources), MAX_ROWS):
@@ -218,6 +212,6 @@ def _pinned_sharding(leaf: Any) -> Sharding:
 
 
 def _aligned(nbytes: int) -> npt.NDArray[np.uint8]:
-    memory = np.empty(nbytes + _ALIGNMENT, np.uint8)
-    start = -memory.ctypes.data % _ALIGNMENT
+    memory = np.empty(nbytes + ALIGNMENT, np.uint8)
+    start = -memory.ctypes.data % ALIGNMENT
     return memory[start : start + nbytes]

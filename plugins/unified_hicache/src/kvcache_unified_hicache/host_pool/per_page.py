@@ -61,6 +61,7 @@ class PerPagePool(HostKVPool):
         self._batches: dict[int, _Batch] = {}  # by number
         self._numbers: dict[int, int] = {}  # by identity of the pytree, which the batch keeps alive
         self._last_number = 0
+        self._allowed = self.budget_bytes + self.budget_bytes // SLACK
 
     @property
     def live_bytes(self) -> int:
@@ -69,7 +70,10 @@ class PerPagePool(HostKVPool):
     def pack_job(self) -> PackJob | None:
         self._check_thread()
         waiting = 0 if self._discards is None else self._discards.nbytes
-        excess = self.live_bytes - waiting - self.budget_bytes
+        live = self.live_bytes - waiting
+        # What is spare takes only what the arrays leave of the memory that was asked for at the start.
+        self._trim_spare(max(0, self._allowed - live))
+        excess = live - self.budget_bytes
         if excess <= 0:
             return None
         sparse = [batch for batch in self._batches.values() if batch.left < batch.n_rows and not batch.packing]
@@ -139,11 +143,10 @@ class PerPagePool(HostKVPool):
         self._keep_budget()
 
     def _keep_budget(self) -> None:
-        allowed = self.budget_bytes + self.budget_bytes // SLACK
-        excess = self.live_bytes - allowed
+        excess = self.live_bytes - self._allowed
         if excess > 0 and self._discards is not None:
             self._discards.take()
-            excess = self.live_bytes - allowed
+            excess = self.live_bytes - self._allowed
         while excess > 0 and (job := self.pack_job()) is not None:
             # Its batches may live a little longer in the hands of others; more packing would not help.
             excess -= job.frees

@@ -5,7 +5,7 @@ and both copies are programs that the owner thread dispatches. In place and bit 
 scatters into pinned host memory on accelerators, where this pool must not be used.
 """
 
-from typing import Any, final
+from typing import Any, Final, final
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +19,9 @@ from kvcache_unified_hicache.host_pool.captured import CapturedPages
 from kvcache_unified_hicache.host_pool.discards import Discards
 from kvcache_unified_hicache.host_pool.pack_job import PackJob
 from kvcache_unified_hicache.host_pool.page_layout import PageSource
+
+SPARE_SHARE: Final = 2
+"""What is spare may be one part in so many of the slots: as much as fetches may have under way, whose batches end with `put`."""
 
 
 @final
@@ -51,6 +54,7 @@ class PreallocatedPool(HostKVPool):
 
     def pack_job(self) -> PackJob | None:
         """Nothing is ever sparse here."""
+        self._trim_spare(self.budget_bytes // SPARE_SHARE)
         return None
 
     def finish_packing(self, job: PackJob) -> None:

@@ -32,6 +32,14 @@ def checked_values(answer: object, n: int) -> list[bytes | None]:
     return [bytes(cast(Value, value)) if value is not None and type(value) is not bytes else value for value in values]
 
 
+def checked_lengths(answer: object, n: int) -> list[int | None]:
+    """`answer` if it is `n` whole numbers or Nones. Raises BadAnswerError."""
+    lengths = _one_each(answer, n)
+    if any(length is not None and type(length) is not int for length in lengths):
+        raise BadAnswerError("get_into() must give a number of bytes or None for each key")
+    return cast("list[int | None]", list(lengths))
+
+
 def _is_bytes(value: object) -> bool:
     if type(value) is memoryview:
         return value.format == "B" and value.ndim == 1 and value.c_contiguous

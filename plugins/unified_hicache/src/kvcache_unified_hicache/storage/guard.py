@@ -23,6 +23,7 @@ from kvcache_unified_hicache.storage.fetch_operation import FetchOperation
 from kvcache_unified_hicache.storage.operation import DeleteOperation, ExistsOperation, Operation, OperationJob
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.probe import ProbeJob, ProbeOperation
+from kvcache_unified_hicache.storage.room import Room
 from kvcache_unified_hicache.storage.store_operation import StoreOperation
 from kvcache_unified_hicache.storage.workers import Job, NotCalledError, Outcome, Side, Workers
 
@@ -136,15 +137,15 @@ class StorageGuard:
         self,
         keys: Sequence[str],
         frame: PageFrame,
-        then: Callable[[list[memoryview | None]], T],
+        room: Room[T],
         on_done: Callable[[T | None], None],
     ) -> bool:
-        """Read and verify pages of `frame`. `then` runs once on a worker, with a read-only payload or None for each key;
-        `on_done` gets its result, or None when it raised."""
+        """Read and verify pages of `frame` and bring them to `room`, on workers. `on_done` gets what its `finish` gave, or None
+        when that raised."""
         if not self._admit("read", frame.file_bytes * len(keys)):
             return False
         batch = max(1, self._settings.batch_bytes // frame.file_bytes)
-        return self._begin(FetchOperation(self._backend, tuple(keys), frame, batch, then, on_done, self._doubts))
+        return self._begin(FetchOperation(self._backend, tuple(keys), frame, batch, room, on_done, self._doubts))
 
     def poll(self) -> int:
         """Take what has ended and call the `on_done` of requests that are complete; returns how many were."""

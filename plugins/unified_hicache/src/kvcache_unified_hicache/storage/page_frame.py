@@ -79,7 +79,7 @@ class PageFrame:
 
     def seal(self, key: str, value: bytearray) -> None:
         """Write the checksum, for storing `value` under `key`. To be done last: it covers everything else."""
-        value[-CHECKSUM_BYTES:] = _checksum(key, value)
+        value[-CHECKSUM_BYTES:] = _checksum(key, memoryview(value)[:-CHECKSUM_BYTES])
 
     def open(self, key: str, value: Value) -> memoryview:
         """The payload of a page of this frame, read-only, not copied.
@@ -89,9 +89,21 @@ class PageFrame:
         page = memoryview(value).toreadonly()
         if len(page) != self.file_bytes or not self._fits(page):
             raise BadPageError(_why(page, self))
-        if bytes(page[-CHECKSUM_BYTES:]) != _checksum(key, page):
+        if bytes(page[-CHECKSUM_BYTES:]) != _checksum(key, page[:-CHECKSUM_BYTES]):
             raise BadPageError("checksum")
         return page[self._start : self._end]
+
+    def around(self, payload: Sequence[memoryview]) -> list[memoryview]:
+        """Buffers for one page, to be filled one after another, so that its payload comes to lie in the parts `payload`, which
+        are `payload_bytes` together. `holds` says whether it does."""
+        return [memoryview(bytearray(self._start)), *payload, memoryview(bytearray(self.file_bytes - self._end))]
+
+    def holds(self, key: str, buffers: Sequence[memoryview], nbytes: int) -> bool:
+        """Whether `buffers`, made by `around` and filled with `nbytes` bytes, hold a page that `open` would take for `key`."""
+        first, *payload, last = buffers
+        if nbytes != self.file_bytes or bytes(first) != self._header or bytes(last[:-CHECKSUM_BYTES]) != self._trailer:
+            return False
+        return bytes(last[-CHECKSUM_BYTES:]) == _checksum(key, first, *payload, last[:-CHECKSUM_BYTES])
 
     def _fits(self, page: memoryview) -> bool:
         return bytes(page[: self._start]) == self._header and bytes(page[self._end : -CHECKSUM_BYTES]) == self._trailer
@@ -144,9 +156,11 @@ def _table(arrays: Sequence[PageArray]) -> bytes:
     return json.dumps(rows, separators=(",", ":")).encode("ascii")
 
 
-def _checksum(key: str, value: Value) -> bytes:
+def _checksum(key: str, *parts: memoryview) -> bytes:
+    """Of `key` and all of a page that stands before its checksum."""
     checksum = xxhash.xxh3_128(key.encode("ascii"))
-    checksum.update(memoryview(value)[:-CHECKSUM_BYTES])
+    for part in parts:
+        checksum.update(part)
     return checksum.digest()
 
 
