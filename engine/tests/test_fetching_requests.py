@@ -243,13 +243,66 @@ def test_random_fetches_failures_deadlines_and_aborts():
     host.assert_idle()
 
 
+class Ranks:
+    """Waiting queues of two ranks over caches that behave alike. The second one's clock goes slower, so it is the last to say
+    that a wait is over."""
+
+    def __init__(self, fetch):
+        self.now = 100.0
+        clocks = [lambda: self.now, self._slower]
+        self.caches = [
+            ScriptedCache(PageAllocator(40), PAGE, BASE, TokenStore("full", 40, PAGE, VOCAB).put, fetches=[fetch] * 100)
+            for _ in clocks
+        ]
+        self.queues = [WaitingQueue(*parts, self._agree) for parts in zip(self.caches, (10.0, 10.0), clocks, strict=True)]
+
+    def _slower(self):
+        return 100.0 + 0.8 * (self.now - 100.0)
+
+    def _agree(self, values):
+        return [min(value, int(self._slower() >= 110.0)) for value in values]
+
+    def ask(self):
+        """One request each."""
+        requests = [Request(RequestSpec("a", tail(50), 1), RequestPages((), PAGE), self.now) for _ in self.queues]
+        for queue, request in zip(self.queues, requests, strict=True):
+            queue.add(request)
+        return requests
+
+
+@pytest.mark.parametrize("fetch", [(NEVER, ALL), Refused.BUSY])
+def test_a_wait_ends_on_every_rank_in_the_same_step(fetch):
+    """Whatever a rank's own clock says; and until then each of them has asked the cache as often as the other."""
+    ranks = Ranks(fetch)
+    ends = []
+    requests = ranks.ask()
+    for step in range(20):
+        ranks.now += 1.0
+        ready = [queue.ready() for queue in ranks.queues]
+        assert [request is not None for request in ready] in ([False, False], [True, True])
+        assert ranks.caches[0].events == ranks.caches[1].events
+        if ready == requests:
+            ends.append(step)
+            break
+    assert ends == [12], "the last rank decides, after 10 seconds by its clock"
+
+
 # planted faults, each with the test that fails under it
 
 
 def the_first_holds_up_all(self):
     """One request that waits for storage stalls the ready ones behind it."""
     first = next(iter(self._requests), None)
-    return first if first is not None and self._settled(first) else None
+    fetch = self._fetches.get(first)
+    if fetch is not None and not fetch.ticket.done:
+        return None
+    self._fetches.pop(first, None)
+    return first
+
+
+def each_rank_by_its_own_clock(self, waiting):
+    """One rank no longer waits, the others do."""
+    return next((request for request, fetch in waiting.items() if fetch.until is not None and self._clock() >= fetch.until), None)
 
 
 def storage_is_never_given_up(self):
@@ -280,6 +333,13 @@ def fetched_counts_as_host(self, length, device_len):
 MUTANTS = [
     (WaitingQueue, "ready", the_first_holds_up_all, test_whoever_is_ready_goes_before_one_that_waits_for_storage),
     (WaitingQueue, "_deadline", storage_is_never_given_up, test_a_deadline_ends_the_wait_and_the_prompt_is_computed),
+    (WaitingQueue, "_overdue", each_rank_by_its_own_clock, lambda: test_a_wait_ends_on_every_rank_in_the_same_step((NEVER, ALL))),
+    (
+        WaitingQueue,
+        "_overdue",
+        each_rank_by_its_own_clock,
+        lambda: test_a_wait_ends_on_every_rank_in_the_same_step(Refused.BUSY),
+    ),
     (WaitingQueue, "remove", an_aborted_fetch_goes_on, lambda: test_abort_while_storage_is_read((NEVER, ALL))),
     (WaitingQueue, "_try_again", busy_is_a_refusal, test_a_fetch_that_cannot_start_yet_is_started_later),
     (Request, "count_cached", fetched_counts_as_host, test_only_what_storage_delivered_counts_as_storage),

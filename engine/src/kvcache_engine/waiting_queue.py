@@ -5,7 +5,7 @@ nobody: the next request that is ready goes first. The queue keeps no pages, and
 """
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import final
 
@@ -26,12 +26,23 @@ class _Fetch:
 @final
 class WaitingQueue:
     """`fetch_timeout`: seconds that a request waits for storage once its turn has come, counted from the start of the fetch;
-    None: until the cache has an answer, which it has, since its calls into a storage have deadlines. `clock` gives seconds."""
+    None: until the cache has an answer, which it has, since its calls into a storage have deadlines. `clock` gives seconds.
 
-    def __init__(self, cache: BasePrefixCache, fetch_timeout: float | None, clock: Callable[[], float]) -> None:
+    `agree`: that of the cache. Each rank has a clock of its own, and who is admitted, and how often a refused fetch is tried
+    again, must be the same on all of them: a wait ends when it has ended on every rank.
+    """
+
+    def __init__(
+        self,
+        cache: BasePrefixCache,
+        fetch_timeout: float | None,
+        clock: Callable[[], float],
+        agree: Callable[[Sequence[int]], Sequence[int]] = tuple,
+    ) -> None:
         self._cache = cache
         self._fetch_timeout = fetch_timeout
         self._clock = clock
+        self._agree = agree
         self._requests: deque[Request] = deque()
         self._fetches: dict[Request, _Fetch] = {}  # of the requests above, while they are under way
 
@@ -58,7 +69,20 @@ class WaitingQueue:
     def ready(self) -> Request | None:
         """The first request that waits for no fetch, or not any longer; it stays queued."""
         self._try_again()
-        return next((request for request in self._requests if self._settled(request)), None)
+        first, waiting = None, dict[Request, _Fetch]()
+        for request in self._requests:
+            fetch = self._fetches.get(request)
+            if fetch is None or (fetch.ticket is not None and fetch.ticket.done):
+                first = request
+                break
+            waiting[request] = fetch
+        overdue = self._overdue(waiting)
+        if overdue is not None:
+            self._give_up(overdue)
+            return overdue
+        if first is not None:
+            self._delivered(first)
+        return first
 
     def remove(self, request: Request) -> None:
         """Take out a request, for whatever reason; a fetch under way is no longer of interest."""
@@ -88,18 +112,20 @@ class WaitingQueue:
                     self._fetches[request] = fetch  # with the deadline it had
                 return
 
-    def _settled(self, request: Request) -> bool:
-        fetch = self._fetches.get(request)
-        if fetch is None:
-            return True
-        if fetch.ticket is not None and fetch.ticket.done:
+    def _overdue(self, waiting: Mapping[Request, _Fetch]) -> Request | None:
+        """The first of them that no longer waits."""
+        ends = {request: fetch.until for request, fetch in waiting.items() if fetch.until is not None}
+        if not ends:
+            return None
+        now = self._clock()
+        over = self._agree([int(now >= until) for until in ends.values()])
+        return next((request for request, is_over in zip(ends, over, strict=True) if is_over), None)
+
+    def _delivered(self, request: Request) -> None:
+        fetch = self._fetches.pop(request, None)
+        if fetch is not None:
+            assert fetch.ticket is not None
             request.fetched = fetch.ticket.span
-            del self._fetches[request]
-            return True
-        if fetch.until is not None and self._clock() >= fetch.until:
-            self._give_up(request)
-            return True
-        return False
 
     def _give_up(self, request: Request) -> None:
         fetch = self._fetches.pop(request, None)
