@@ -75,11 +75,11 @@ class Breaker:
     # A call that was made before it opened may end at any time: that says nothing about those that failed after it, and only
     # a probe's answer counts.
 
-    def succeeded(self) -> None:
-        """A call of the cache's own."""
+    def succeeded(self, complaint: str = "") -> None:
+        """A call of the cache's own. `complaint`: of one that did a part of its work, the last error for reports."""
         if self.closed:
             self._failures = 0
-            self._become(Word.OK, self._state.last_error)
+            self._become(Word.OK, complaint or self._state.last_error)
 
     def failed(self, error: str) -> None:
         """A call of the cache's own."""

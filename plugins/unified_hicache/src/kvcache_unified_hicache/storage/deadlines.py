@@ -3,7 +3,7 @@
 import logging
 import threading
 from collections.abc import Callable
-from typing import TypeVar, cast
+from typing import TypeVar
 
 from kvcache_core.contracts.storage import HiCacheStorage
 
@@ -34,7 +34,7 @@ def within(timeout: float, call: Callable[[], T]) -> T:
         raise error if isinstance(error, Exception) else RuntimeError(repr(error))
     if not results and thread.is_alive():
         raise TimeoutError(f"no answer within {timeout:g} s")
-    return cast(T, results[0])
+    return results[0]
 
 
 def close_within(timeout: float, backend: HiCacheStorage) -> None:

@@ -79,6 +79,7 @@ class StorageGuard:
         self._removals: dict[Operation, Operation] = {}  # of bad pages, with the fetch that found them
         self._settled: deque[tuple[Job, Outcome]] = deque()
         self._doubts = Doubts()
+        self._complained = False
         self._in_flight = 0
         self._closed = False
         self._describe()
@@ -243,7 +244,10 @@ class StorageGuard:
         if isinstance(job, ProbeJob):
             breaker.probed(text)
         elif text is None:
-            breaker.succeeded()
+            breaker.succeeded(f"{side}: {job.complaint}" if job.complaint else "")
+            if job.complaint and not self._complained:
+                self._complained = True
+                log.warning("the storage did not take all pages of a batch (said once): %s", job.complaint)
         else:
             breaker.failed(text)
         if breaker.state.word is Word.OPEN and was is not Word.OPEN:

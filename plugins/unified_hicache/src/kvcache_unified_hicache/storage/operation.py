@@ -40,10 +40,11 @@ class Operation(ABC):
 
 
 class OperationJob(Job):
-    """A job that belongs to an operation."""
+    """A job that belongs to an operation. `complaint`, after `account`: what a call that did not fail had to say all the same."""
 
     def __init__(self, operation: Operation) -> None:
         self.operation = operation
+        self.complaint = ""
 
     @abstractmethod
     def account(self, outcome: Outcome, books: Books) -> Sequence[str]:

@@ -1,14 +1,22 @@
 """Writing pages: assemble and seal them on a worker, then hand those that the backend lacks to it in batches."""
 
 from collections.abc import Callable, Sequence
-from typing import final
+from typing import NamedTuple, final
 
-from kvcache_core.contracts.storage import HiCacheStorage, Value
+from kvcache_core.contracts.storage import HiCacheStorage, NotAllStoredError, Value
 from kvcache_unified_hicache.storage.answers import checked_flags
 from kvcache_unified_hicache.storage.books import Books
 from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.operation import Operation, OperationJob, report_own_error
 from kvcache_unified_hicache.storage.workers import Job, Outcome
+
+
+class _Written(NamedTuple):
+    """`keys`: that were written. `missing`: that the backend has not taken, though it works; why is in `complaint`."""
+
+    keys: Sequence[str]
+    missing: frozenset[str] = frozenset()
+    complaint: str = ""
 
 
 @final
@@ -84,14 +92,17 @@ class _Set(OperationJob):
         self._keys = keys
         self._values = values
 
-    def work(self) -> Sequence[str]:
-        """Gives the keys that were written."""
+    def work(self) -> _Written:
         values, self._values = self._values, ()
         there = self._there()
         lacking = [pair for pair in zip(self._keys, values, strict=True) if pair[0] not in there]
-        if lacking:
-            self._store.backend.set([key for key, _ in lacking], [value for _, value in lacking])
-        return [key for key, _ in lacking]
+        keys = [key for key, _ in lacking]
+        try:
+            if lacking:
+                self._store.backend.set(keys, [value for _, value in lacking])
+        except NotAllStoredError as error:
+            return _Written([key for key in keys if key not in error.missing], error.missing.intersection(keys), str(error))
+        return _Written(keys)
 
     def _there(self) -> frozenset[str]:
         """What need not be written: another process may have stored it, or this one did before the page left memory. Asking only
@@ -108,12 +119,13 @@ class _Set(OperationJob):
 
     def account(self, outcome: Outcome, books: Books) -> Sequence[str]:
         if outcome.error is None:
-            n, nbytes = len(self._keys), self._store.nbytes_each
-            self._store.taken[self._start : self._start + n] = [True] * n
-            written: Sequence[str] = outcome.value
-            if written:
-                books.moved("store", len(written) * nbytes, outcome.seconds)
-                books.stored(written, nbytes)
-                self._store.doubts.settle(written)
+            written: _Written = outcome.value
+            flags = [key not in written.missing for key in self._keys]
+            self._store.taken[self._start : self._start + len(flags)] = flags
+            self.complaint = written.complaint
+            if written.keys:
+                books.moved("store", len(written.keys) * self._store.nbytes_each, outcome.seconds)
+                books.stored(written.keys, self._store.nbytes_each)
+                self._store.doubts.settle(written.keys)
         self._store.close_jobs()
         return ()
