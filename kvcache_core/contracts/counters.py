@@ -24,7 +24,7 @@ class CacheCounters:
     host_loaded_tokens: int = 0
     """Tokens copied L2 -> L1; counted when the copy is committed."""
     storage_written_tokens: int = 0
-    """Tokens that the storage took (L2 -> L3), by its own answer."""
+    """Tokens that the storage took (L2 -> L3) or had already, by its own answer."""
     storage_loaded_tokens: int = 0
     """Tokens fetched from the storage and verified (L3 -> L2)."""
     storage_state: str = ""
