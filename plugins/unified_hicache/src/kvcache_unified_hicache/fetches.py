@@ -28,7 +28,7 @@ from kvcache_unified_hicache.prefix_pages import Flags, PrefixPages, either
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import storage_keys
 
-REQUEST_BYTES: Final = 16 << 20
+REQUEST_BYTES: Final = 32 << 20
 """Of pages in one request to the guard, and so in one batch of host memory."""
 
 

@@ -142,10 +142,12 @@ class PageLayout:
         """A batch of `rows` pages out of `memory`: for each array its bytes of all rows, one after another, which nobody writes
         any more. A client whose host memory this is keeps it and copies nothing, if it begins at a multiple of ALIGNMENT; it is
         referenced as long as anybody needs the batch. Complete when this returns."""
-        parts = zip(memory, self.shapes, self.dtypes, strict=True)
-        arrays = [part.view(dtype).reshape(rows, *shape) for part, shape, dtype in parts]
-        placed: list[jax.Array] = jax.device_put(arrays, self.shardings)
-        return self._tree(jax.block_until_ready(placed))
+        leaves: list[jax.Array] = []
+        for part, shape, dtype, sharding in zip(memory, self.shapes, self.dtypes, self.shardings, strict=True):
+            # device_put does the same and takes nearly twice as long, 20 us an array.
+            whole = part.view(dtype).reshape(rows, *shape)
+            leaves.append(jax.make_array_from_callback(whole.shape, sharding, whole.__getitem__))
+        return self._tree(jax.block_until_ready(leaves))
 
     def _write_joined(self, sources: Sequence[PageSource], outputs: Sequence[memoryview]) -> None:
         for first in range(0, len(sources), MAX_ROWS):
