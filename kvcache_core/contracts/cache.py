@@ -9,6 +9,7 @@ Ownership: every index has exactly one owner: a free list, the cache, a transfer
 All methods are called on the thread that owns the engine.
 """
 
+import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import Literal
@@ -24,7 +25,8 @@ Tier = Literal["device", "host"]
 class BasePrefixCache(ABC):
     """A prefix cache over the device pools of one data-parallel rank.
 
-    `load`, `prefetch`, `poll`, `persist` and `close` have defaults for a cache without tiers; a cache with tiers replaces them.
+    `load`, `prefetch`, `poll`, `pause`, `persist` and `close` have defaults for a cache without tiers; a cache with tiers
+    replaces them.
     """
 
     def __init__(self) -> None:
@@ -88,6 +90,11 @@ class BasePrefixCache(ABC):
     def poll(self) -> int:
         """Commit finished transfers; called at the start of every step, also idle ones. Returns the number of commits."""
         return 0
+
+    def pause(self, seconds: float) -> None:
+        """Leave the processor to what is under way, for a host that has nothing to compute: until there may be something for
+        `poll` to do, where the cache is told, and else for `seconds`. Milliseconds at most: another request may come."""
+        time.sleep(seconds)
 
     def persist(self, deadline: float) -> PersistReport:
         """Send what only L1 or L2 holds to storage, for at most `deadline` seconds."""

@@ -108,6 +108,7 @@ class StorageScript:
         self.bad = 0
         self.closed = 0
         self.fetched: list[str] = []
+        self.waits: list[float] = []
         self._payload_of: dict[str, bytes] = {}
 
     def open_guard(self, backend: HiCacheStorage) -> "ScriptedGuard":
@@ -248,7 +249,7 @@ class ScriptedGuard:
         return 0 if self._closed else self._script.end_some()
 
     def wait(self, timeout: float) -> None:
-        pass
+        self._script.waits.append(timeout)
 
     def close(self, timeout: float) -> None:
         self._closed = True

@@ -6,6 +6,7 @@ accounting. HiCache is assembled here, from the configuration. It does not know 
 storage guard's.
 """
 
+import time
 from collections.abc import Mapping
 from typing import Final, final
 
@@ -33,6 +34,9 @@ from kvcache_unified_hicache.places import component_number
 from kvcache_unified_hicache.requests import HookRequests
 from kvcache_unified_hicache.storage_tier import StorageTier, open_storage
 from kvcache_unified_hicache.ticket import LoadTicket
+
+STORAGE_PAUSE: Final = 0.002
+"""Seconds that `pause` waits for a storage at most."""
 
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the storage's threads and the backend to end."""
@@ -183,7 +187,7 @@ class UnifiedRadixCache(BasePrefixCache):
         if storage is None:
             return Refused.NO_TIER
         fetch = storage.fetches.start(ids, extra_key)
-        return fetch if isinstance(fetch, Refused) else FetchTicket(fetch, storage.fetches.usable, self._turn)
+        return fetch if isinstance(fetch, Refused) else FetchTicket(fetch, storage.fetches.usable, self._turn, self.pause)
 
     def poll(self) -> int:
         if self._host is None:
@@ -193,6 +197,14 @@ class UnifiedRadixCache(BasePrefixCache):
             self._storage.guard.poll()
             ended += self._storage.fetches.poll()
         return ended
+
+    def pause(self, seconds: float) -> None:
+        storage, host = self._storage, self._host
+        if storage is None or host is None or host.copying or storage.guard.idle:
+            time.sleep(seconds)
+        else:
+            # Looking again and again would take time and the interpreter from the threads that read.
+            storage.guard.wait(STORAGE_PAUSE)
 
     def persist(self, deadline: float) -> PersistReport:
         """Bring what only L1 or L2 holds to the storage, for at most `deadline` seconds. `stored` counts pages, of every

@@ -1,7 +1,7 @@
 """The ticket of a prefetch: it watches a fetch, and holds nothing."""
 
 from collections.abc import Callable
-from time import monotonic, sleep
+from time import monotonic
 from typing import final
 
 from kvcache_core.contracts.locks import Lock, Ticket
@@ -14,12 +14,16 @@ _PAUSE = 0.0002
 
 @final
 class FetchTicket(Ticket):
-    """`usable(fetch)`: whether what it was to bring is usable from memory now. `turn`: one idle step, dispatch and poll."""
+    """`usable(fetch)`: whether what it was to bring is usable from memory now. `turn`: one idle step, dispatch and poll. `pause`:
+    waits until the next one may be of use, and about as many seconds."""
 
-    def __init__(self, fetch: Fetch, usable: Callable[[Fetch], bool], turn: Callable[[], None]) -> None:
+    def __init__(
+        self, fetch: Fetch, usable: Callable[[Fetch], bool], turn: Callable[[], None], pause: Callable[[float], None]
+    ) -> None:
         self._fetch = fetch
         self._usable = usable
         self._turn = turn
+        self._pause = pause
         self._cancelled = False
         fetch.interest += 1
 
@@ -44,7 +48,7 @@ class FetchTicket(Ticket):
         until = monotonic() + timeout
         self._turn()
         while not self.done and monotonic() < until:
-            sleep(_PAUSE)
+            self._pause(_PAUSE)
             self._turn()
         return self.done
 

@@ -21,6 +21,11 @@ class GuardedStore(Protocol):
         """For reports: the worse one of reading and writing. What is refused because of it, only `refuses` tells."""
         ...
 
+    @property
+    def idle(self) -> bool:
+        """No request is under way."""
+        ...
+
     def refuses(self, side: Side) -> bool:
         """Whether a refusal means that the backend is left alone (`exists` and `fetch` read, `store` writes), and not that too
         much is under way. A full disk must not cost the pages that can be read."""

@@ -134,6 +134,11 @@ class HostTier:
         self._warn(deps, names, totals)
 
     @property
+    def copying(self) -> bool:
+        """Whether pages are on their way between L1 and L2: only looking tells when they are there."""
+        return bool(self.loads.running or self.backups.running)
+
+    @property
     def pools(self) -> Sequence[HostKVPool]:
         """By component number."""
         return self._pools
