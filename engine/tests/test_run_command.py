@@ -134,6 +134,7 @@ def test_hicache_is_shown_at_start_and_at_the_end(folder, capsys):
         assert moved["bytes_per_s"] == pytest.approx(moved["bytes"] / moved["seconds"])
     assert summary["movements"]["store"] == {"bytes": 0, "seconds": 0.0, "bytes_per_s": None}
     printed = capsys.readouterr()
+    assert re.search(r"^model   \S+ \(qwen3, 2 layers\)$", printed.err, re.MULTILINE)
     assert "cache   unified_radix_cache, page size 16" in printed.err
     assert "tiers   L1 15 pages (240.0 KiB), L2 45 pages (720.0 KiB)" in printed.err
     assert "hicache L1 to L2 on insert, L2 to L3 never; per_page host memory, future waits; storage none" in printed.err

@@ -76,7 +76,7 @@ def start_up_lines(engine: Engine) -> list[str]:
     """The model, and what resolution and sizing came to."""
     model, resolution = engine.model, engine.resolution
     lines = [
-        f"model   {model.model_id} ({model.config.architecture}, {model.config.layers} layers)",
+        f"model   {model.model_id} ({model.config.architecture}, {len(model.config.layers)} layers)",
         f"cache   {resolution.cache_type}, page size {resolution.config.page_size}; see `kvcache config explain`",
         f"tiers   {tiers_text(tier_sizes(engine.cache, engine.page_bytes))}",
     ]
