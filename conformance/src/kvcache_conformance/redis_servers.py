@@ -79,7 +79,8 @@ class RedisServer(ServerProcess):
 
     def _answers(self) -> bool:
         # Another process may have got the port; it would say another number.
-        return f"process_id:{self.pid}\r\n".encode() in self.ask("INFO", "server")
+        told = self.ask("INFO")
+        return f"process_id:{self.pid}\r\n".encode() in told and b"\nloading:0\r\n" in told  # not async_loading
 
 
 @final

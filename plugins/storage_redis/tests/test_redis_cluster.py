@@ -7,6 +7,7 @@ from contextlib import ExitStack
 import pytest
 from redis.crc import key_slot
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.redis_servers import wait_for_cluster
 from kvcache_conformance.server_process import LOOPBACK
 from kvcache_conformance.storage_numbered import numbered_key
@@ -201,3 +202,33 @@ def test_pipelines_are_cut_by_bytes_and_by_number():
     assert cut([20, 1, 20, 20], 10) == [[20], [1], [20], [20]]
     assert cut([0, 10, 0], 10) == [[0, 10, 0]]
     assert [len(some) for some in cut([0] * 2500, 10)] == [1024, 1024, 452]
+
+
+class TestClusterFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "all calls wait for a node whose rest is over",
+            test_only_one_call_tries_a_node_whose_rest_is_over,
+            Replacement(Rest, "turned_away", "self._until = self._clock() + REST", "pass"),
+        ),
+        Fault(
+            "all nodes gone are misses",
+            test_all_nodes_gone_is_an_error,
+            Replacement(RedisStorage, "_others_answer", "self._fleet.some_answer()", "True"),
+        ),
+        Fault(
+            "a slot that has moved is not followed",
+            test_a_slot_that_has_moved_is_followed,
+            Replacement(Cluster, "ask", "isinstance(reply, MovedError)]", "False]"),
+        ),
+        Fault(
+            "the newcomer of a slot is asked as if it had it",
+            test_a_slot_on_its_way_is_answered_for_by_both_nodes,
+            Replacement(Cluster, "_ask_newcomer", '[(b"ASKING",), request.command])[1]', "[request.command])[0]"),
+        ),
+        Fault(
+            "a node that is gone keeps the store from opening",
+            test_a_store_opens_while_one_node_is_gone,
+            Replacement(Cluster, "_learn", "*well, *self._seeds, *self._map.addresses", "*self._seeds[:1]"),
+        ),
+    )

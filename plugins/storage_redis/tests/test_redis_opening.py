@@ -5,12 +5,14 @@ import traceback
 
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.redis_servers import RedisServer, make_certificates, redis_command, valkey_command
 from kvcache_conformance.server_process import LOOPBACK, free_port, started
 from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.cli import main
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
+from kvcache_storage_redis import opening
 from kvcache_storage_redis.config import RedisOptions
 from kvcache_storage_redis.errors import PagesError
 from kvcache_storage_redis.facts import ServerFacts, parse_info
@@ -241,3 +243,18 @@ def test_the_command_points_at_the_file_and_shows_no_secret(locked, tmp_path, ca
     file.write_text(file.read_text().replace("?", ""))
     assert main(["storage", "check", str(file)]) == 0
     assert "storage 'redis' works" in capsys.readouterr().out
+
+
+class TestOpeningFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "a node of a cluster is taken for a server",
+            test_one_server_and_a_cluster_are_not_taken_for_each_other,
+            Replacement(opening, "_checked_facts", "facts.cluster and not options.cluster", "False"),
+        ),
+        Fault(
+            "a replica is taken for a server",
+            test_a_replica_is_for_looking_only,
+            Replacement(opening, "_checked_facts", "facts.replica and not read_only", "False"),
+        ),
+    )

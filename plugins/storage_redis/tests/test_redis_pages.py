@@ -7,10 +7,13 @@ import time
 import numpy as np
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.server_process import LOOPBACK
 from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.contracts.storage import StorageScope
+from kvcache_storage_redis import server as server_module
 from kvcache_storage_redis.names import Names, PageName
+from kvcache_storage_redis.storage import RedisStorage
 from kvcache_storage_redis.wire import packed
 
 KEYS = [numbered_key(number) for number in range(6)]
@@ -202,3 +205,23 @@ def test_nothing_of_a_store_shows_its_password(stores, tmp_path):
         storage.set(KEYS[:1], [b"page"])
         shown = repr(storage) + repr(vars(storage)) + repr(storage.facts)
         assert "hunter2" not in shown
+
+
+class TestPageFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "looking counts as use",
+            test_reading_counts_as_use_and_looking_does_not,
+            Replacement(server_module, "_connect_quietly", '"CLIENT", "NO-TOUCH", "ON"', '"PING"'),
+        ),
+        Fault(
+            "reading does not renew the time to live",
+            test_a_time_to_live_runs_from_the_last_use,
+            Replacement(RedisStorage, "get", 'b"GETEX", (b"EX", self._ttl)', 'b"GET", ()'),
+        ),
+        Fault(
+            "keys of others are pages",
+            test_scan_names_pages_and_nothing_else,
+            Replacement(Names, "parse", "_KEY.fullmatch(key) is None", "False"),
+        ),
+    )

@@ -4,9 +4,11 @@ import threading
 
 import pytest
 
+from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.contracts.storage import NotAllStoredError
 from kvcache_storage_redis.errors import PagesError
+from kvcache_storage_redis.storage import RedisStorage
 
 KEYS = [numbered_key(number) for number in range(40)]
 PAGE = 100_000
@@ -165,3 +167,23 @@ def test_a_key_of_another_kind_is_a_miss_that_harms_no_other(stores, valkey):
         storage.get(KEYS[:1])
     storage.set(KEYS[:1], [page(0)])
     assert storage.get(KEYS[:1]) == [page(0)]
+
+
+class TestFaults(PlantedFaultTests):
+    faults = (
+        Fault(
+            "a page above the limit is sent",
+            test_a_page_above_the_limit_is_not_even_sent,
+            Replacement(RedisStorage, "set", "<= self._largest]", "<= 2**40]"),
+        ),
+        Fault(
+            "a server that is gone is a miss",
+            test_a_killed_server_is_an_error_and_not_a_miss_and_needs_no_new_store_when_it_is_back,
+            Replacement(RedisStorage, "_read", "if errors and", "if False and"),
+        ),
+        Fault(
+            "one page that is refused is an error of all",
+            test_a_key_of_another_kind_is_a_miss_that_harms_no_other,
+            Replacement(RedisStorage, "_read", "len(errors) == len(replies)", "True"),
+        ),
+    )
