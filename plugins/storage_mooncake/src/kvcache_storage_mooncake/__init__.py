@@ -1,0 +1,1 @@
+"""The storage backend of Mooncake Store."""

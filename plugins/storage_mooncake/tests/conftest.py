@@ -1,0 +1,63 @@
+"""What the tests of MooncakeStorage share: a master and a holder of pages of their own, and stores with names of their own."""
+
+import secrets
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import pytest
+
+from kvcache_conformance.mooncake_servers import MooncakeHolder, MooncakeMaster
+from kvcache_conformance.server_process import started
+from kvcache_core.contracts.storage import StorageScope
+from kvcache_storage_mooncake import opening
+from kvcache_storage_mooncake.config import MooncakeOptions
+from kvcache_storage_mooncake.storage import MooncakeStorage
+
+SCOPE = StorageScope(model_id="model", page_size=16)
+
+
+class Store:
+    """A master, its holder, and what is opened on them. Names begin with a prefix of its own."""
+
+    def __init__(self, master: MooncakeMaster, holder: MooncakeHolder, closing: ExitStack) -> None:
+        self.master = master
+        self.holder = holder
+        self.prefix = f"{secrets.token_hex(8)}/"
+        self._closing = closing
+
+    def options(self, **changes) -> dict:
+        return self.master.options() | {"key_prefix": self.prefix, "buffer_bytes": 2**24} | changes
+
+    def open(self, scope: StorageScope = SCOPE, **changes) -> MooncakeStorage:
+        storage = opening.make(MooncakeOptions.model_validate(self.options(**changes)), scope)
+        assert isinstance(storage, MooncakeStorage)
+        self._closing.callback(storage.close)
+        return storage
+
+
+@contextmanager
+def running(folder: Path, megabytes: int) -> Iterator[tuple[MooncakeMaster, MooncakeHolder]]:
+    with ExitStack() as ending:
+        master = ending.enter_context(started(lambda: MooncakeMaster(folder / secrets.token_hex(4))))
+        yield master, ending.enter_context(started(lambda: MooncakeHolder(folder / secrets.token_hex(4), master, megabytes)))
+
+
+@pytest.fixture(scope="session")
+def servers(tmp_path_factory) -> Iterator[tuple[MooncakeMaster, MooncakeHolder]]:
+    """For all tests that leave them running."""
+    with running(tmp_path_factory.mktemp("mooncake"), 512) as both:
+        yield both
+
+
+@pytest.fixture
+def store(servers) -> Iterator[Store]:
+    with ExitStack() as closing:
+        yield Store(*servers, closing)
+
+
+@pytest.fixture
+def own_store(tmp_path) -> Iterator[Store]:
+    """On servers that the test may stop and kill, and soon full."""
+    with running(tmp_path, 64) as both, ExitStack() as closing:
+        yield Store(*both, closing)
