@@ -27,7 +27,7 @@ NEVER = 10**9
 class Host:
     """`timeout`: in pauses."""
 
-    def __init__(self, fetches, timeout=None, total=40, max_running=4, loads=("ok",) * 9):
+    def __init__(self, fetches, timeout=None, total=40, max_running=4, loads=("ok",) * 9, **parts):
         self.allocator = PageAllocator(total)
         self.store = TokenStore("full", total, PAGE, VOCAB)
         self.cache = ScriptedCache(self.allocator, PAGE, BASE, self.store.put, loads, fetches=fetches)
@@ -40,7 +40,7 @@ class Host:
             Endings({5}, lambda ids: "", 200),
             fetch_timeout=None if timeout is None else timeout * PAUSE,
             clock=lambda: self.pauses * PAUSE,
-            pause=self._pause,
+            **{"pause": self._pause, **parts},
         )
 
     def _pause(self, seconds):
@@ -285,6 +285,27 @@ def test_a_wait_ends_on_every_rank_in_the_same_step(fetch):
             ends.append(step)
             break
     assert ends == [12], "the last rank decides, after 10 seconds by its clock"
+
+
+def test_the_scheduler_asks_the_other_ranks():
+    """It hands on what the cache agrees by."""
+    asked = []
+    host = Host([(NEVER, ALL)], timeout=3, agree=lambda values: asked.append(list(values)) or [0] * len(values))
+    request = host.ask("a", tail(50))
+    for _ in range(10):
+        host.step()
+    assert request.phase is Phase.QUEUED and host.scheduler.fetching == 1
+    assert asked[0] == [0] and asked[-1] == [1]
+
+
+def test_a_step_without_work_waits_as_the_cache_says(monkeypatch):
+    paused = []
+    monkeypatch.setattr(ScriptedCache, "pause", lambda cache, seconds: paused.append(seconds))
+    host = Host([(3, ALL)], pause=None)
+    host.ask("a", tail(50))
+    host.step()
+    assert paused == [PAUSE]
+    host.run()
 
 
 # planted faults, each with the test that fails under it

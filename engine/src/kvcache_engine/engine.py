@@ -137,6 +137,7 @@ def build_engine(
         limits,
         Endings(model.tokenizer.end_ids, model.tokenizer.decode, context),
         fetch_timeout=None if resolution.config.hicache is None else resolution.config.hicache.prefetch_timeout,
+        agree=deps.agree,
     )
     return Engine(model, resolution, pools, pool_set, cache, allocators, runner, sampler, scheduler, executor)
 

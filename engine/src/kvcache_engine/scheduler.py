@@ -81,17 +81,19 @@ class Scheduler:
         endings: Endings,
         fetch_timeout: float | None = None,
         clock: Callable[[], float] = time.monotonic,
-        pause: Callable[[float], None] = time.sleep,
+        pause: Callable[[float], None] | None = None,
+        agree: Callable[[Sequence[int]], Sequence[int]] = tuple,
     ) -> None:
-        """`fetch_timeout`: as in `WaitingQueue`. `pause(seconds)` is called in steps that could compute nothing."""
+        """`fetch_timeout`, `agree`: as in `WaitingQueue`. `pause(seconds)` is called in steps that could compute nothing; by
+        default the cache's."""
         self._cache = cache
         self._kv = kv
         self._executor = executor
         self._limits = limits
         self._endings = endings
         self._clock = clock
-        self._pause = pause
-        self._waiting = WaitingQueue(cache, fetch_timeout, clock)
+        self._pause = cache.pause if pause is None else pause
+        self._waiting = WaitingQueue(cache, fetch_timeout, clock, agree)
         self._running: list[Request] = []  # in order of admission
         self._finished: list[Request] = []
         self.stats = SchedulerStats()
