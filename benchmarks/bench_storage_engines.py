@@ -57,10 +57,10 @@ def beside_the_library(name: str, engine: Engine, nbytes: int, args: argparse.Na
     made: list[Figure] = []
     for what in WHAT:
         # Times and not rates, so that the ratio reads as everywhere; the rate stands beside it.
-        per_page = [[seconds / pages * 1e6 for seconds in of] for of in (mine[what], theirs[what])]
-        rate = "" if what == "exists" else f" ({nbytes / figures.spread(per_page[0]).median:,.0f} MB/s)"
+        ours, peer = ([seconds / pages * 1e6 for seconds in of] for of in (mine[what], theirs[what]))
+        rate = "" if what == "exists" else f" ({nbytes / figures.spread(ours).median:,.0f} MB/s)"
         title = f"{name}: {what} {nbytes // 1024:,} KiB{rate}"
-        made.append(compare(title, *per_page, TARGET, unit="us a page", clock="wall"))
+        made.append(compare(title, ours, peer, TARGET, unit="us a page", clock="wall"))
     return made
 
 

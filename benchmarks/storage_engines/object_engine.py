@@ -46,7 +46,7 @@ class ThreadedCalls(Library):
 def object_engine(folder: Path) -> Iterator[Engine]:
     with started(lambda: SeaweedServer(folder)) as server:
         options = server.options("ours")
-        config = {name: options[name] for name in ("endpoint", "region", "access_key_id", "secret_access_key")}
+        config: Any = {name: options[name] for name in ("endpoint", "region", "access_key_id", "secret_access_key")}
         library = ThreadedCalls(S3Store(BUCKET, client_options={"allow_http": True}, config=config))
         # A benchmark's batches are larger than a cache's: no deadline is to cut them.
         yield Engine("object", {**options, "workers": THREADS, "timeout": 60.0}, library)

@@ -13,6 +13,8 @@ from storage_engines.engine import Engine, Library
 
 AT_ONCE = 1024
 """Small commands in a pipeline."""
+ROOM = ("--maxmemory", "4gb", "--maxmemory-policy", "allkeys-lru")
+"""More than a round needs: nothing is evicted."""
 
 
 class Pipelines(Library):
@@ -64,7 +66,7 @@ class PlainPipelines(Pipelines):
 
 @contextmanager
 def redis_engine(folder: Path) -> Iterator[Engine]:
-    with started(lambda: RedisServer(valkey_command(), folder)) as server:
+    with started(lambda: RedisServer(valkey_command(), folder, ROOM)) as server:
         library = PlainPipelines(redis.Redis(LOOPBACK, server.port, protocol=2))
         yield Engine("redis", {"host": LOOPBACK, "port": server.port}, library)
         library.close()
