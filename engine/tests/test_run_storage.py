@@ -68,11 +68,13 @@ def test_a_second_process_reuses_what_the_first_one_computed(config, tmp_path):
         assert request["computed_tokens"] == request["prompt_tokens"] - cached
     stored, prompt = (second["summary"][name] for name in ("cached_tokens", "prompt_tokens"))
     assert stored["storage"] > 0.3 * prompt
-    for direction, counter in (("store", "storage_written_tokens"), ("fetch", "storage_loaded_tokens")):
-        moved = second["summary"]["movements"][direction]
+    for result, direction, counter in ((first, "store", "storage_written_tokens"), (second, "fetch", "storage_loaded_tokens")):
+        moved = result["summary"]["movements"][direction]
         assert moved["bytes"] > 0
         assert moved["bytes_per_s"] == pytest.approx(moved["bytes"] / moved["seconds"])
-        assert second["summary"]["cache"][counter] > 0
+        assert result["summary"]["cache"][counter] > 0
+    # The answers' pages were computed again, and the storage had them.
+    assert second["summary"]["movements"]["store"]["bytes"] == 0 < second["summary"]["cache"]["storage_written_tokens"]
     files = list(tmp_path.glob("store/*/16/*/*.npy"))
     assert len(files) * 16 >= first["summary"]["cache"]["storage_written_tokens"] > 0
     assert second["summary"]["storage"] == "file"
