@@ -134,10 +134,25 @@ def running_cluster(command: str, folder: Path, nodes: int = 3) -> Generator[lis
         for at, server in enumerate(servers):
             server.ask("CLUSTER", "ADDSLOTSRANGE", at * SLOTS // nodes, (at + 1) * SLOTS // nodes - 1)
         for server in servers[1:]:
-            bus = int(server.ask("CONFIG", "GET", "cluster-port")[1])
-            servers[0].ask("CLUSTER", "MEET", LOOPBACK, server.port, bus)
+            _meet(servers[0], server)
         wait_for_cluster(servers)
         yield servers
+
+
+@contextmanager
+def running_replica(command: str, folder: Path, servers: Sequence[RedisServer], of: int) -> Generator[RedisServer, None, None]:
+    """A further node of the cluster of `servers`, which follows one of them and has its keys."""
+    with started(lambda: _node(command, folder)) as replica:
+        replica.ask("CONFIG", "SET", "repl-diskless-sync-delay", 0)
+        servers[of].ask("CONFIG", "SET", "repl-diskless-sync-delay", 0)
+        _meet(servers[0], replica)
+        wait_for_cluster([*servers, replica])
+        replica.ask("CLUSTER", "REPLICATE", servers[of].ask("CLUSTER", "MYID"))
+        until = time.monotonic() + _SECONDS
+        while b"master_link_status:up" not in replica.ask("INFO", "replication"):
+            assert time.monotonic() < until, "the replica did not get what its primary has: " + replica.log[-2000:]
+            time.sleep(0.02)
+        yield replica
 
 
 def wait_for_cluster(servers: Sequence[RedisServer]) -> None:
@@ -172,6 +187,10 @@ def _ports(port: int, certificates: Certificates | None) -> list[str]:
     files = [("ca-cert", certificates.authority), ("cert", certificates.certificate), ("key", certificates.key)]
     words = [word for name, file in files for word in (f"--tls-{name}-file", str(file))]
     return ["--port", "0", "--tls-port", str(port), "--tls-auth-clients", "no", *words]
+
+
+def _meet(one: RedisServer, other: RedisServer) -> None:
+    one.ask("CLUSTER", "MEET", LOOPBACK, other.port, int(other.ask("CONFIG", "GET", "cluster-port")[1]))
 
 
 def _node(command: str, folder: Path) -> RedisServer:

@@ -8,7 +8,7 @@ import pytest
 from redis.crc import key_slot
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
-from kvcache_conformance.redis_servers import wait_for_cluster
+from kvcache_conformance.redis_servers import running_replica, valkey_command, wait_for_cluster
 from kvcache_conformance.server_process import LOOPBACK
 from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.contracts.storage import NotAllStoredError, StorageScope
@@ -166,6 +166,22 @@ def test_a_slot_on_its_way_is_answered_for_by_both_nodes(opened):
     assert opened.storage.exists(KEYS) == [True] * 60
     old.ask("CLUSTER", "SETSLOT", slot, "STABLE")
     assert opened.storage.get(KEYS[number : number + 1]) == [None]  # it went to the new one
+
+
+def test_a_replica_that_takes_over_is_found(opened, tmp_path):
+    storage = opened.storage
+    storage.set(KEYS, VALUES)
+    with running_replica(valkey_command(), tmp_path / "replica", opened.servers, 1) as replica:
+        opened.servers[1].kill()
+        assert storage.get(KEYS) == [None if number in opened.on(1) else value for number, value in enumerate(VALUES)]
+        replica.ask("CLUSTER", "FAILOVER", "TAKEOVER")
+        for server in (opened.servers[0], opened.servers[2]):
+            while replica.port not in {entry[2][1] for entry in server.ask("CLUSTER", "SLOTS")}:
+                pass  # they hear of it in a moment
+        opened.clock.now += REST
+        assert storage.get(KEYS) == VALUES
+        storage.set(KEYS[:5], VALUES[5:10])
+        assert storage.get(KEYS[:5]) == VALUES[5:10]
 
 
 def test_slots_that_no_node_has_are_errors_of_their_pages_alone(opened):
