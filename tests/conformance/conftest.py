@@ -1,7 +1,8 @@
 """UnifiedRadixCache in the kit's surroundings: with any components, with or without a host tier whose controller is scripted.
 
-The kit knows no jax and no plugin. What a host pool has to be told about a page, and a look into the tree for what the cache
-claims to have in host memory, are therefore here.
+The components are the published ones; what they should need is computed by the kit's own geometries. The kit knows no jax and no
+plugin. What a host pool has to be told about a page, and a look into the tree for what the cache claims to have in host memory,
+are therefore here.
 """
 
 from dataclasses import replace
@@ -11,8 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from kvcache_conformance.geometries import FULL, make_geometry
-from kvcache_conformance.host_model import HostModel
+from kvcache_component_full.component import make as make_full
+from kvcache_component_recurrent.component import make as make_recurrent
+from kvcache_component_swa.component import make as make_swa
+from kvcache_conformance.geometries import FULL
 from kvcache_conformance.page_content import BYTES, LAYERS
 from kvcache_conformance.pool_model import NumpyPool
 from kvcache_conformance.storage_script import ScriptedPageBytes
@@ -28,6 +31,8 @@ from kvcache_core.contracts.storage import HiCacheStorage
 from kvcache_core.registry.descriptors import PluginOptions
 from kvcache_radix.node import TOKEN_BYTES
 from kvcache_unified_hicache.cache import UnifiedRadixCache
+
+COMPONENTS = {"full": make_full, "swa": make_swa, "recurrent": make_recurrent}
 
 
 def page_struct():
@@ -79,8 +84,8 @@ class NoBackend(HiCacheStorage):
 
 
 def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadixCache, backend=None, **changes):
-    """The cache, with bare geometries instead of the components' packages; `changes` of what it depends on."""
-    deps = replace(host.deps(), components=dict.fromkeys(host.geometries, make_geometry), **changes)
+    """The cache; `changes` of what it depends on."""
+    deps = replace(host.deps(), components={name: COMPONENTS[name] for name in host.geometries}, **changes)
     if script is not None:
         deps = replace(deps, controller=script.make)
     config = CacheConfig(cache_type="unified_radix_cache", page_size=host.page_size, hicache=hicache)
@@ -93,18 +98,17 @@ def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadix
 
 
 def build_tiered(sizes, components=(FULL,), cache_type=build):
-    host = HostModel(sizes.page_size, components, sizes.pages, lambda name: NumpyPool(name, page_struct()))
-    persist_on = "never"
-    hicache = HiCacheConfig(ratio=(sizes.slots + 0.5) / sizes.pages, backup_on=sizes.backup_on, persist_on=persist_on)
+    host = sizes.host(components, lambda name: NumpyPool(name, page_struct()))
+    hicache = HiCacheConfig(ratio=sizes.ratio, backup_on=sizes.backup_on, persist_on="never")
     script = TransferScript()
     cache = cache_type(host, hicache, script)
     return TieredWorld(cache, host, script, lambda: claims(cache))
 
 
 def build_stored(sizes, storage, components=(FULL,), threshold=1, **changes):
-    host = HostModel(sizes.page_size, components, sizes.pages, lambda name: NumpyPool(name, page_struct()))
+    host = sizes.host(components, lambda name: NumpyPool(name, page_struct()))
     hicache = HiCacheConfig(
-        ratio=(sizes.slots + 0.5) / sizes.pages,
+        ratio=sizes.ratio,
         backup_on=sizes.backup_on,
         persist_on=sizes.persist_on,
         storage=StorageSlot(kind="script", options=PluginOptions()),

@@ -5,6 +5,7 @@ The ledger is the allocators' own journal, the content is read from device memor
 `tier_ledger` and `tiered_world`.
 """
 
+from collections import Counter
 from collections.abc import Mapping
 from typing import final
 
@@ -12,6 +13,7 @@ import numpy as np
 
 from kvcache_conformance.checks import check_account, check_content, check_offer, copies_of, ends_of
 from kvcache_conformance.claims import Held, Match, require
+from kvcache_conformance.component_events import ComponentEvents
 from kvcache_conformance.freed_pages import FreedPages
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.lru_simulator import LruSimulator
@@ -52,6 +54,7 @@ class CheckedCache:
         only_closed = all(geometry.prefix_closed for geometry in host.geometries.values())
         self._simulator = LruSimulator(host.page_size) if lru and reuses_prefixes and only_closed else None
         self._ledger = ledger
+        self.component_events = ComponentEvents(self.model, Counter() if ledger is None else ledger.events)
         self._freed = FreedPages(host, self.model, ledger)
 
     @property
@@ -100,6 +103,7 @@ class CheckedCache:
         if self._ledger is not None:
             usable = self.model.longest_usable(extra_key, tokens, self._ledger.ends(extra_key, tokens))
             require(host == usable, f"match_prefix found {host} tokens in both tiers, {usable} are usable")
+        self.component_events.matched(extra_key, tokens, device, matched)
         return Match(result, tokens, extra_key, self.losses)
 
     def lock(self, match: Match, length: int | None = None) -> Held | None:
@@ -161,6 +165,7 @@ class CheckedCache:
             assert self.request_owned[name].issuperset(offered), "the test offers pages that no request owns"
         more = {name: set(offered.values()) for name, offered in ends.items()}
         length = self.model.longest_usable(extra_key, tokens, more) if self._reuses else 0
+        before = self.component_events.known(extra_key, tokens)
         private = {name: [Segment(s.start, s.end, s.indices.copy()) for s in segments] for name, segments in values.items()}
         self.forget_journals()
         raw = self.cache.insert(view, private, extra_key)
@@ -173,7 +178,9 @@ class CheckedCache:
         require(raw.length == length, f"insert says {raw.length} tokens are usable, it should be {length}")
         for name, offered in ends.items():
             known = {end for end in offered.values() if self.model.index_at(name, extra_key, tokens, end) is not None}
-            for index in check_offer(name, offered, known, result):
+            adopted = check_offer(name, offered, known, result)
+            self.component_events.adopted(name, [offered[index] for index in adopted], before)
+            for index in adopted:
                 self.request_owned[name].remove(index)
                 self.model.put(name, extra_key, tokens[: offered[index] * TOKEN_BYTES], index)
         if self._ledger is not None:
@@ -199,6 +206,7 @@ class CheckedCache:
         if order is not None:
             late = [len(prefix) // TOKEN_BYTES for _, prefix in order ^ set(gone[component])]
             require(not late, f"evict and a least-recently-used list differ in pages that end at {late}")
+        self.component_events.evicted(gone)
         for name, geometry in self.host.geometries.items():
             require(not (geometry.prefix_closed and self.model.unsupported(name)), "evict left a page without the one before it")
         return freed

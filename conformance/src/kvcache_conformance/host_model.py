@@ -21,7 +21,9 @@ from kvcache_core.transfer_queue import TransferQueue
 @final
 class HostModel:
     """`page_size` in tokens; `totals`: pages (states) of each component's pool, or one number for all. `make_pool(component)`:
-    the device pools, which take and give numpy memory (`NumpyPool`) but may hand pages to the host tier in another form."""
+    the device pools, which take and give numpy memory (`NumpyPool`) but may hand pages to the host tier in another form.
+    `snapshot_interval`: tokens between two states that a request keeps, besides the last boundary of each forward and the one
+    before its prompt's last token; 0 for the last boundary of each forward alone."""
 
     def __init__(
         self,
@@ -29,8 +31,10 @@ class HostModel:
         components: Sequence[ComponentSpec],
         totals: int | Mapping[str, int],
         make_pool: Callable[[str], DevicePool] = NumpyPool,
+        snapshot_interval: int = 0,
     ) -> None:
         self.page_size = page_size
+        self.snapshot_interval = snapshot_interval
         self.components = tuple(components)
         self.geometries = {spec.name: geometry_of(spec) for spec in components}
         sizes = dict.fromkeys(self.geometries, totals) if isinstance(totals, int) else dict(totals)

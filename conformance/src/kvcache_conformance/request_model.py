@@ -33,12 +33,15 @@ class RequestModel:
         self.duplicates = 0
         """Own pages whose place had been taken when they were offered."""
         self._page = world.host.page_size
+        self._interval = world.host.snapshot_interval
+        self._prompt_len = len(prompt)
         geometries = world.host.geometries
         self._paged = {name: geometry for name, geometry in geometries.items() if not geometry.at_node_end}
         self._stateful = [name for name, geometry in geometries.items() if geometry.at_node_end]
         self._tables: dict[str, list[int]] = {name: [] for name in self._paged}
         self._running: dict[str, int] = {}
-        self._snapshots: dict[str, tuple[int, int]] = {}
+        self._snapshots: dict[str, dict[int, int]] = {name: {} for name in self._stateful}
+        """By component and position, the slot of each state that is kept to be offered."""
         self._held: Held | None = None
 
     @property
@@ -73,6 +76,7 @@ class RequestModel:
                 return False
             self._running[name] = slot[0]
         self._held = held
+        self._prompt_len = len(self.tokens)
         self.computed = held.length
         self.hits += held.length
         self._remap(held)
@@ -91,8 +95,7 @@ class RequestModel:
                 return False
             table += pages
         self._read()
-        boundary = floor_page(end, self._page)
-        if boundary > self.computed:
+        for boundary in self._boundaries(end):
             for name in self._stateful:
                 self._snapshot(name, boundary)
         for name, table in self._tables.items():
@@ -192,25 +195,39 @@ class RequestModel:
             start = cut + own.count(HOLE)
             indices = np.asarray(table[start : end // self._page], np.int32)
             values[name] = [Segment(start * self._page, end, indices)] if len(indices) else []
-        for name, (slot, at) in self._snapshots.items():
-            values[name] = [Segment(at - self._page, at, np.asarray([slot], np.int32))] if self._held.length < at <= end else []
+        for name, kept in self._snapshots.items():
+            offered = [at for at in sorted(kept) if self._held.length < at <= end]
+            values[name] = [Segment(at - self._page, at, np.asarray([kept[at]], np.int32)) for at in offered]
         return values
 
     def _drop_snapshots(self, result: InsertResult) -> None:
-        for name, (slot, _) in list(self._snapshots.items()):
-            taken = slot not in self.world.request_owned[name]
-            if taken or slot in result.duplicates.get(name, NO_INDICES).tolist():
-                del self._snapshots[name]
+        for name, kept in self._snapshots.items():
+            duplicates = result.duplicates.get(name, NO_INDICES).tolist()
+            for at, slot in list(kept.items()):
+                taken = slot not in self.world.request_owned[name]
+                if taken or slot in duplicates:
+                    del kept[at]
+
+    def _boundaries(self, end: int) -> list[int]:
+        """Where a state is left behind by a forward from `computed` to `end`, ascending. A real forward would end at each."""
+        passed = {floor_page(end, self._page)}
+        if self._interval:
+            passed |= {floor_page(self._prompt_len - 1, self._page), *range(self._interval, end + 1, self._interval)}
+        return sorted(at for at in passed if self.computed < at <= end)
 
     def _snapshot(self, name: str, boundary: int) -> None:
-        """A rolling one: the old is freed once the new exists. Without room for it there is none."""
+        """The last one is freed once the new one exists, unless its place is one to keep. Without room there is none."""
         slots = self._alloc(name, 1)
         if not slots:
             return
-        if name in self._snapshots:
-            self.world.free(name, np.asarray([self._snapshots[name][0]], np.int32))
-        self._snapshots[name] = (slots[0], boundary)
+        kept = self._snapshots[name]
+        for at in [at for at in kept if not self._keeps(at)]:
+            self.world.free(name, np.asarray([kept.pop(at)], np.int32))
+        kept[boundary] = slots[0]
         self.world.write(name, slots[0], self.extra_key, self._prefix(boundary))
+
+    def _keeps(self, at: int) -> bool:
+        return bool(self._interval) and (at % self._interval == 0 or at == floor_page(self._prompt_len - 1, self._page))
 
     def _leave_windows(self) -> None:
         """Own pages behind the window, and the lock's part of it, counted from the aligned position, where a match may end."""
@@ -231,8 +248,8 @@ class RequestModel:
     def _free_own(self) -> None:
         world = self.world
         slots = {name: [slot] for name, slot in self._running.items()}
-        for name, (slot, _) in self._snapshots.items():
-            slots[name] = [*slots.get(name, []), slot]
+        for name, kept in self._snapshots.items():
+            slots[name] = [*slots.get(name, []), *kept.values()]
         cut = 0 if self._held is None else self._held.length // self._page
         for name, own in [*slots.items(), *((name, table[cut:]) for name, table in self._tables.items())]:
             # What insert took is no longer in the ledger of the requests.
@@ -245,7 +262,7 @@ class RequestModel:
         self.computed = 0
         self._tables = {name: [] for name in self._paged}
         self._running.clear()
-        self._snapshots.clear()
+        self._snapshots = {name: {} for name in self._stateful}
 
     def _ids(self) -> np.ndarray:
         return np.asarray(self.tokens, np.int32)

@@ -44,7 +44,8 @@ def in_host(world: TieredWorld, *prompts: Sequence[int]) -> None:
     for tokens in prompts:
         compute(world, tokens)
     world.settle()
-    evict(world)
+    for name in world.host.geometries:
+        evict(world, name)
     world.settle()
     for tokens in prompts:
         assert find(world, tokens).result[1:] == (0, len(tokens), len(tokens))

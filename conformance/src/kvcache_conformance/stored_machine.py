@@ -5,7 +5,6 @@ well or are killed, and the next one begins on the same storage. Content is comp
 """
 
 from collections import Counter
-from collections.abc import Callable
 
 import numpy as np
 from hypothesis import strategies as st
@@ -14,52 +13,15 @@ from hypothesis.stateful import rule
 from kvcache_conformance.machine_rules import DRAFTS, EXTRA_KEYS, SOME
 from kvcache_conformance.machine_steps import MAX_TOKENS, Draft
 from kvcache_conformance.prefix_cache_machine import drive
-from kvcache_conformance.storage_script import StorageScript
-from kvcache_conformance.stored_world import Prefetch, StoredWorld
-from kvcache_conformance.tier_machine import SITUATIONS, TierMachine
-from kvcache_conformance.tier_steps import Situation, TierSizes
-from kvcache_conformance.tiered_world import TieredWorld
+from kvcache_conformance.stored_steps import StoredFactory, StoredSteps
+from kvcache_conformance.stored_world import Prefetch
+from kvcache_conformance.tier_machine import SITUATIONS
+from kvcache_conformance.tier_steps import Situation
 from kvcache_core.contracts.tokens import ExtraKey, floor_page
 
-STORED_EVENTS = (
-    "prefetches",
-    "prefetch that delivered",
-    "prefetch that delivered nothing",
-    "prefetch cancelled",
-    "prefetch refused: UNAVAILABLE",
-    "prefetch refused: BUSY",
-    "prefetch refused: NOTHING_TO_DO",
-    "prefetch joined",
-    "partial arrival",
-    "pages gone between exists and fetch",
-    "foreign page found out",
-    "storage round trip",
-    "reset under a prefetch",
-    "inserted under a prefetch",
-    "evicted under a prefetch",
-    "left L2 for L3",
-    "left L2, dropped",
-    "persisted all",
-    "persisted a part",
-    "restarted",
-    "killed",
-)
-"""Situations that a run must have reached, beside those of the tier machine."""
 
-StoredFactory = Callable[[TierSizes, StorageScript], TieredWorld]
-
-
-class StoredMachine(TierMachine):
+class StoredMachine(StoredSteps):
     """The rules about storage."""
-
-    def __init__(self, factory: StoredFactory, events: Counter[str]) -> None:
-        self.storage = StorageScript()
-        super().__init__(lambda sizes: factory(sizes, self.storage), events)
-
-    @property
-    def stored(self) -> StoredWorld:
-        assert self.tiered.stored is not None
-        return self.tiered.stored
 
     @rule(
         allowed=st.sampled_from([None, None, 0, 1]),
@@ -97,6 +59,9 @@ class StoredMachine(TierMachine):
             self.play_storage(kind, s, picks)
             self.tiered.verify()
 
+    def open(self, kind: int, s: Situation) -> None:
+        self.play_storage(kind, s, [])
+
     def play_storage(self, kind: int, s: Situation, picks: list[int]) -> None:
         """One of the composite steps below."""
         steps = (
@@ -106,43 +71,14 @@ class StoredMachine(TierMachine):
             self.change_under_a_prefetch,
             self.pages_vanish,
             self.refused_for_a_while,
+            self.restart_without_a_component,
         )
         self.storage.picks.extend(picks)
         steps[kind % len(steps)](s)
 
-    def persist_all(self) -> None:
-        self.tiered.settle()
-        self.storage.fates.clear()
-        self.tiered.script.fates.clear()
-        self.tiered.script.congested = False
-        self.tiered.persist(5.0)
-
-    def restart(self, s: Situation) -> None:
-        """The process ends: it closes the cache, or is killed in the middle of everything. The next one has the storage alone."""
-        self.let_go()
-        killed = s.flag and s.other_flag
-        if not killed:
-            self.persist_all()
-            self.tiered.cache.close()
-            assert self.storage.closed
-        self.events["killed" if killed else "restarted"] += 1
-        self.collect()
-        self.matches.clear()
-        self.begin(self.sizes)
-        self.storage.let_all_through()
-
-    def collect(self) -> None:
-        """Before a world goes: what it counted."""
-        self.events.update(self.tiered.ledger.events)
-        self.events.update(self.stored.events)
-
-    def drain(self) -> None:
-        self.tiered.drain()
-        self.collect()
-
     def round_trip_by_storage(self, s: Situation) -> None:
         """One prompt out of memory altogether, and back: exactly as far as the storage and half of L2 go."""
-        prompt = self.long(s)
+        prompt = self.whole(s)
         self.serve_whole(prompt, s.extra_key)
         if self.sizes.persist_on == "never" or s.number % 3 == 0:
             self.persist_all()
@@ -157,37 +93,15 @@ class StoredMachine(TierMachine):
             self.fetch(prompt, s.extra_key)
             self.events["foreign page found out"] += self.storage.bad > found
             self.clear_memory()
-        model, host = self.world.model, self.world.host
-        halves = {name: self.tiered.cache.size(name, "host").total // 2 for name in host.geometries}
-        ids = np.asarray(prompt, np.int32)
-        whole = ids[: floor_page(len(prompt), host.page_size)].tobytes()
-        expected = self.stored.expected(whole, s.extra_key, model, halves)
+        expected = self.usable_from_storage(prompt, s.extra_key)
         exact = not (spoilt or self.world.held or self.world.waiting)
         self.fetch(prompt, s.extra_key)
-        match = self.world.match(ids, s.extra_key)
+        match = self.world.match(np.asarray(prompt, np.int32), s.extra_key)
         # A spoilt page is found out too late to ask for what a shorter prefix would need.
         got = match.result.host_len
         assert got == expected or not exact, f"storage had {expected} usable tokens, memory got {got}"
-        self.events["storage round trip"] += match.result.host_len == len(whole) // 4 > 0
+        self.events["storage round trip"] += got == floor_page(len(prompt), self.world.host.page_size) > 0
         self.serve_whole([*prompt, 1][:MAX_TOKENS], s.extra_key)
-
-    def clear_memory(self) -> None:
-        """Both tiers, except what is locked."""
-        self.tiered.settle()
-        for name, allocator in self.world.host.allocators.items():
-            self.world.evict(name, allocator.total)
-        self.tiered.settle()
-        for name in self.world.host.geometries:
-            self.tiered.evict_host(name, 10_000)
-        self.tiered.settle()
-
-    def fetch(self, prompt: list[int], extra_key: ExtraKey) -> None:
-        """A prefetch and its end."""
-        self.storage.fates.clear()
-        self.storage.let_all_through()
-        self.tiered.prefetch(prompt, extra_key)
-        self.tiered.settle()
-        self.tiered.verify()
 
     def race_two_prefetches(self, s: Situation) -> None:
         """Two queued prompts share a prefix that only the storage has; one may be cancelled, pages may fail, in any order."""

@@ -14,7 +14,7 @@ import numpy as np
 from kvcache_conformance.claims import require
 from kvcache_conformance.page_content import page_content
 from kvcache_conformance.reference_model import PageKey, PrefixModel
-from kvcache_conformance.storage_script import StorageScript
+from kvcache_conformance.storage_script import StorageScript, payload_of
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.locks import Refused, Ticket
 from kvcache_core.contracts.results import PersistReport
@@ -115,6 +115,15 @@ class StoredWorld:
         require(len(absent) <= missing, f"persist: {len(absent)} pages are not stored, the report: {report}")
         self.events["persisted all"] += missing == 0
         self.events["persisted a part"] += missing > 0
+
+    def lose(self, component: str, extra_key: ExtraKey, prefixes: Collection[bytes]) -> int:
+        """Pages of one component that end with these prefixes are gone from the storage; returns how many were there."""
+        gone = {page_content(extra_key, component, prefix).tobytes() for prefix in prefixes}
+        pages = self.script.pages
+        keys = [key for key, value in pages.items() if payload_of(value) in gone]
+        for key in keys:
+            del pages[key]
+        return len(keys)
 
     def expected(self, tokens: bytes, extra_key: ExtraKey, model: PrefixModel, halves: Mapping[str, int]) -> int:
         """What an empty memory could get of `tokens`: by what is stored now, and fits into half of L2."""

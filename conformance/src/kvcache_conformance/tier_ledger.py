@@ -153,6 +153,9 @@ class TierLedger:
         known |= {(name, key) for name, resident in self.claims.resident.items() for key in resident}
         known |= {(name, key) for name, copying in self.claims.copying.items() for key in copying}
         lost, self._known = self._known - known, known
+        if self._stored is not None:
+            holds = self._stored.script.holds
+            lost = {(name, key) for name, key in lost if not holds(page_content(key[0], name, key[1]).tobytes())}
         counters = self._cache.counters
         given_up = counters.host_evicted_tokens + sum(counters.dropped.values())
         counted, self._given_up = given_up - self._given_up, given_up

@@ -11,10 +11,11 @@ from collections import Counter
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, invariant, precondition, rule
 
+from kvcache_conformance.component_steps import WINDOWS, ComponentSteps, window_of
 from kvcache_conformance.machine_rules import DRAFTS, EXTRA_KEYS, SOME, TAILS
 from kvcache_conformance.machine_steps import MAX_RUNNING, MAX_TOKENS, Draft
 from kvcache_conformance.prefix_cache_machine import drive
-from kvcache_conformance.tier_steps import Situation, TierFactory, TierSizes, TierSteps, Waiting
+from kvcache_conformance.tier_steps import Situation, TierFactory, TierSizes, Waiting
 from kvcache_conformance.tiered_world import Load
 from kvcache_core.contracts.tokens import ExtraKey, floor_page
 
@@ -32,7 +33,7 @@ SITUATIONS = st.builds(
 )
 
 
-class TierMachine(TierSteps):
+class TierMachine(ComponentSteps):
     """The rules about copies."""
 
     @initialize(
@@ -41,12 +42,34 @@ class TierMachine(TierSteps):
         slots=st.sampled_from(["one", "few", "half", "same", "double", "plenty", "plenty"]),
         backup_on=st.sampled_from(["insert", "evict"]),
         persist_on=st.sampled_from(["evict", "insert", "evict", "insert", "never"]),
+        window=st.sampled_from(WINDOWS),
+        pages_between=st.integers(0, 3),
+        share=st.sampled_from([1, 1, 2]),
+        kinds=st.tuples(SOME, SOME),
+        s=SITUATIONS,
     )
-    def choose_pools(self, page_size: int, room: int, slots: str, backup_on: str, persist_on: str) -> None:
-        """`persist_on` is for worlds with a storage."""
+    def choose_pools(
+        self,
+        page_size: int,
+        room: int,
+        slots: str,
+        backup_on: str,
+        persist_on: str,
+        window: str,
+        pages_between: int,
+        share: int,
+        kinds: tuple[int, int],
+        s: Situation,
+    ) -> None:
+        """`persist_on` is for worlds with a storage, `window` and the two after it for those with windows or states. Every
+        example opens with two situations, for hypothesis may leave out the rules that make them."""
         pages = room // page_size
         sizes = {"one": 1, "few": 3, "half": max(1, pages // 2), "same": pages, "double": 2 * pages, "plenty": 8 * pages}
-        self.begin(TierSizes(page_size, pages, sizes[slots], backup_on, persist_on))
+        others = (window_of(window, page_size), pages_between * page_size, share)
+        self.begin(TierSizes(page_size, pages, sizes[slots], backup_on, persist_on, *others))
+        for kind in kinds:
+            self.open(kind, s)
+            self.tiered.verify()
 
     @invariant()
     def tiers_are_right(self) -> None:
@@ -90,9 +113,13 @@ class TierMachine(TierSteps):
             self.play(kind, s)
             self.tiered.verify()
 
+    def open(self, kind: int, s: Situation) -> None:
+        """One step at the beginning of an example."""
+        self.play(kind, s)
+
     def play(self, kind: int, s: Situation) -> None:
-        """One of the composite steps below."""
-        steps = (
+        """One of the composite steps below, or of those about single components."""
+        steps = [
             self.round_trip,
             self.race_two_loads,
             self.load_under_pressure,
@@ -101,7 +128,9 @@ class TierMachine(TierSteps):
             self.evict_under_a_write,
             self.insert_under_a_load,
             self.reset_under_load,
-        )
+        ]
+        if list(self.world.host.geometries) != ["full"]:
+            steps += [self.lose_one_component, self.host_loses_one_component, self.fail_one_component]
         steps[kind % len(steps)](s)
 
     # loads

@@ -4,12 +4,15 @@ It knows no rule and draws nothing.
 """
 
 from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import NamedTuple
 
 import numpy as np
 
 from kvcache_conformance.claims import Match
+from kvcache_conformance.geometries import FULL
+from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.machine_rules import MachineRules
 from kvcache_conformance.machine_steps import MAX_TOKENS, Draft
 from kvcache_conformance.reference_model import TOKEN_BYTES
@@ -17,6 +20,8 @@ from kvcache_conformance.request_model import RequestModel
 from kvcache_conformance.tiered_world import Load, TieredWorld
 from kvcache_conformance.transfer_script import Direction
 from kvcache_core.contracts.locks import Refused
+from kvcache_core.contracts.model_spec import ComponentSpec
+from kvcache_core.contracts.pools import DevicePool
 from kvcache_core.contracts.tokens import ExtraKey, floor_page
 
 TIER_EVENTS = (
@@ -48,13 +53,34 @@ TIER_EVENTS = (
 
 
 class TierSizes(NamedTuple):
-    """What a world is built with: `pages` on the device, `slots` in the host, for each component."""
+    """What a world is built with: `pages` on the device, `slots` in the host, for each component; of windows and states only one
+    part in `share` of that. `window`: in tokens, 0 for that of the component's spec; `interval`: tokens between two snapshots of
+    a state, 0 for one at the end of each forward."""
 
     page_size: int
     pages: int
     slots: int
     backup_on: str
     persist_on: str = "never"
+    window: int = 0
+    interval: int = 0
+    share: int = 1
+
+    def host(self, components: Sequence[ComponentSpec], make_pool: Callable[[str], DevicePool]) -> HostModel:
+        """The host without its cache."""
+        # A window of one token needs nothing but the own position: alone it would let anything match.
+        least = 2 if len(components) == 1 else 1
+        specs = [
+            replace(spec, window=max(least, self.window)) if spec.window is not None and self.window else spec
+            for spec in components
+        ]
+        totals = {spec.name: self.pages if spec == FULL else max(1, self.pages // self.share) for spec in specs}
+        return HostModel(self.page_size, specs, totals, make_pool, self.interval)
+
+    @property
+    def ratio(self) -> float:
+        """Of the host tier, in the configuration."""
+        return max((self.slots + 0.5) / self.pages, 1.01 / max(1, self.pages // self.share))
 
 
 TierFactory = Callable[[TierSizes], TieredWorld]
@@ -179,6 +205,10 @@ class TierSteps(MachineRules):
     def long(self, s: Situation) -> list[int]:
         """A prompt of several pages, whatever the page size."""
         return (self.sequence(s.drafts[0]) * MAX_TOKENS)[: MAX_TOKENS - 6]
+
+    def whole(self, s: Situation) -> list[int]:
+        """A prompt of some whole pages, as many as even a small host may have room for."""
+        return self.long(s)[: self.world.host.page_size * len(s.tails[1])]
 
     def stem(self, prompt: list[int], s: Situation) -> list[int]:
         """Some whole pages of it, but not all."""

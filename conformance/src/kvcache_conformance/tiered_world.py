@@ -55,7 +55,8 @@ class TieredWorld:
         self._only_full = only_full
 
     def load(self, match: Match) -> Load | Refused:
-        """`load`. Where full attention is all, the outcome is predicted exactly; elsewhere it is bounded."""
+        """`load`. Where full attention is all, the outcome is predicted exactly; elsewhere it is bounded, and certain where there
+        is room for everything."""
         checked, model = self.checked, self.checked.model
         stale = match.losses != checked.losses
         names = list(self.host.geometries)
@@ -69,6 +70,7 @@ class TieredWorld:
                 key = (match.extra_key, match.tokens[: end * TOKEN_BYTES])
                 joined += [copy for copy in self.ledger.loading(name, key) if copy not in joined]
         locked = {name: checked.locked(name) | self._on_path(name, match) for name in names}
+        certain = not stale and match.result.host_len > device_len and self._has_room(match)
         checked.forget_journals()
         before = len(self.script.pending["load"])
         answer = self.cache.load(match.result)
@@ -76,6 +78,7 @@ class TieredWorld:
         checked.learn("load", locked)
         if isinstance(answer, Refused):
             require(not own, f"a load was refused ({answer.name}) and yet copies")
+            require(not certain, f"load gave {answer.name}, and there is room for all components")
             if expected is not None and not stale:
                 nothing = match.result.host_len <= device_len
                 right = Refused.NOTHING_TO_DO if nothing else Refused.NO_ROOM
@@ -91,10 +94,12 @@ class TieredWorld:
         )
         if expected is not None and not stale:
             require(lock.length == expected, f"a load of {lock.length} tokens where {expected} are to be had")
+        require(not certain or lock.length == match.result.host_len, f"a load of {lock.length} tokens, and there is room for all")
         load = Load(answer, held, own, [copy for copy in joined if self._concerns(copy, held)])
         require(bool(load.copies), "a ticket that waits for nothing")
         self.loads.add(load)
         self.ledger.events["loads"] += 1
+        checked.component_events.loaded(own)
         self.ledger.events["joins"] += bool(load.joined)
         self.ledger.events["load cut short"] += lock.length < match.result.host_len
         self._check_ticket(load)
@@ -145,6 +150,7 @@ class TieredWorld:
         self.checked.waiting.remove(load.held)
         self.checked.held.add(load.held)
         self.ledger.events["ticket ok" if ok else "ticket not ok"] += 1
+        self.checked.component_events.claimed(load.own, ok)
         if ok:
             for name in self.host.geometries:
                 self.checked.segment(load.held, name)
@@ -159,12 +165,15 @@ class TieredWorld:
         checked = self.checked
         evictable = self.cache.size(component, "host").evictable
         locked = {name: checked.locked(name) for name in self.host.geometries}
-        pinned = self.pinned_in_host(component)
+        pinned, before = self.pinned_in_host(component), self.ledger.claims.resident
         checked.forget_journals()
         freed = self.cache.evict(component, n, "host")
         checked.learn("evict", locked)
-        if self._only_full:
-            require(freed == min(max(n, 0), evictable), f"evict({n}) in host memory freed {freed} of {evictable}")
+        checked.component_events.left_host(before, self.ledger.claims.resident)
+        wanted = min(max(n, 0), evictable)
+        # What lies below a dropped start goes with it, where other components have data that the start no longer has.
+        right = freed == wanted if self._only_full else freed >= wanted
+        require(right, f"evict({n}) in host memory freed {freed} of {evictable}")
         gone = pinned - set(self.ledger.claims.resident[component].values())
         require(not gone, f"evict in host memory took {gone}, which is locked and nowhere else")
         return freed
@@ -219,11 +228,12 @@ class TieredWorld:
 
     def verify(self) -> None:
         self.checked.verify()
-        if self._only_full:
-            for name in self.host.geometries:
-                size = self.cache.size(name, "host")
-                pinned = len(self.pinned_in_host(name))
-                require(size.protected == pinned, f"{pinned} slots are locked and nowhere else, the size of {name!r}: {size}")
+        for name in self.host.geometries:
+            size = self.cache.size(name, "host")
+            pinned = len(self.pinned_in_host(name))
+            # A window may begin inside a node, which is then held whole.
+            right = size.protected == pinned if self._only_full else size.protected >= pinned
+            require(right, f"{pinned} slots are locked and nowhere else, the size of {name!r}: {size}")
         for load in self.loads:
             self._check_ticket(load)
 
@@ -255,6 +265,18 @@ class TieredWorld:
                 break
             length = end
         return length
+
+    def _has_room(self, match: Match) -> bool:
+        """Whether all that the host has of this prefix would fit, with nothing evicted that is on the device of it."""
+        in_host = self.ledger.ends(match.extra_key, match.tokens)
+        page, model = self.host.page_size, self.checked.model
+        for name in self.host.geometries:
+            ends = range(page, len(match.tokens) // TOKEN_BYTES + 1, page)
+            here = {end for end in ends if model.index_at(name, match.extra_key, match.tokens, end) is not None}
+            size = self.cache.size(name)
+            if len(in_host[name] - here) > size.free + max(0, size.evictable - len(here)):
+                return False
+        return True
 
     def _on_path(self, component: str, match: Match) -> set[int]:
         model = self.checked.model

@@ -53,7 +53,8 @@ class LoadPlanning:
                 lacking = [self._units(node, length, c) - room[c] for c in range(len(room))]
                 if max(lacking) <= 0:
                     return length
-                only_pages = len(room) == 1 and not self._components[0].at_node_end
+                # Of a window, shorter does not mean fewer pages, but others.
+                only_pages = len(room) == 1 and self._components[0].prefix_closed
                 shorter = length - lacking[0] * tree.page_size
                 # Inside a node that is on its way already, shorter saves nothing.
                 if only_pages and shorter > max(node.parent.end, device_len) and node in self._loads.needs(node, length, 0)[0]:
