@@ -5,6 +5,8 @@ set -euo pipefail
 missing=()
 command -v redis-server >/dev/null || missing+=(redis-server)
 command -v openssl >/dev/null || missing+=(openssl)
+# The wheel of Mooncake Store is linked with the first of these, and loads the others.
+[[ $(ldconfig -p) == *libibverbs.so.1* ]] || missing+=(libibverbs1 librdmacm1 libnuma1 liburing2)
 ((${#missing[@]})) || exit 0
 
 as_root() {

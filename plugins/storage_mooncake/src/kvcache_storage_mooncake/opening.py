@@ -1,12 +1,12 @@
-"""Opening a store: the port of the master first, without which the library never comes back; then the client, with a deadline."""
+"""Opening a store: first the master, without which the library hangs; then the client, with a deadline."""
 
-import socket
 from typing import Final
 
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_storage_mooncake.client import set_up
 from kvcache_storage_mooncake.config import MooncakeOptions
+from kvcache_storage_mooncake.greeting import greet
 from kvcache_storage_mooncake.lane import Lane
 from kvcache_storage_mooncake.storage import MooncakeStorage, check_process
 
@@ -19,7 +19,8 @@ def make(options: MooncakeOptions, scope: StorageScope) -> HiCacheStorage:
     buffer_bytes, segment_bytes = options.buffer_bytes or 0, options.segment_bytes or 0
     try:
         check_process()
-        hostname = options.hostname or _own_address(options)
+        own_address = greet(options.address, options.connect_timeout)
+        hostname = options.hostname or own_address
         with lane.turn(options.timeout) as turn:
             client = turn.call(lambda: set_up(hostname, options.metadata, segment_bytes, buffer_bytes, options.master))
             healthy = turn.call(client.healthy)
@@ -37,9 +38,3 @@ def make(options: MooncakeOptions, scope: StorageScope) -> HiCacheStorage:
     if not healthy:
         raise StorageError(f"storage 'mooncake': the master at {options.master} does not know this client", path=_PATH)
     return MooncakeStorage(client, lane, options.key_prefix, options.timeout, read_only=scope.read_only)
-
-
-def _own_address(options: MooncakeOptions) -> str:
-    """The address of this machine on the way to the master. Raises OSError: nobody listens there."""
-    with socket.create_connection(options.address, timeout=options.connect_timeout) as way:
-        return way.getsockname()[0]

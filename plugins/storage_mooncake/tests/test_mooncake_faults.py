@@ -1,0 +1,244 @@
+"""What would end or hang the process is an error in time: no master, one that hangs or dies, a holder that dies, a full store,
+a closed one, a fork."""
+
+import json
+import socket
+import subprocess
+import sys
+import threading
+import time
+from contextlib import suppress
+from dataclasses import replace
+
+import pytest
+
+from kvcache_conformance.shared_runs import check_two_processes
+from kvcache_conformance.storage_bench import content, expect_get, expect_pages, new_keys
+from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.errors import StorageError
+from kvcache_storage_mooncake import opening
+from kvcache_storage_mooncake.config import MooncakeOptions
+
+SCOPE = StorageScope(model_id="model", page_size=16)
+LONG = 60.0
+
+
+def every_call(storage, keys):
+    return [
+        lambda: storage.exists(keys),
+        lambda: storage.get(keys),
+        lambda: storage.set(keys, [b"value"] * len(keys)),
+        lambda: storage.delete(keys),
+    ]
+
+
+def until(check) -> None:
+    """Until `check` is true: servers that come back answer with errors at first."""
+    end = time.monotonic() + LONG
+    while True:
+        with suppress(OSError):
+            if check():
+                return
+        assert time.monotonic() < end, "the store did not come back"
+
+
+def test_a_closed_port():
+    with socket.socket() as bound:  # bound and not listening: nobody else gets it meanwhile
+        bound.bind(("127.0.0.1", 0))
+        options = MooncakeOptions(master=f"127.0.0.1:{bound.getsockname()[1]}")
+        with pytest.raises(StorageError, match="Connection refused") as caught:
+            opening.make(options, SCOPE)
+    assert caught.value.path == ("hicache", "storage")
+    assert options.master in str(caught.value)
+
+
+@pytest.mark.parametrize("said", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n"], ids=["nothing", "closes", "another protocol"])
+def test_something_else_behind_the_port(said):
+    """The library would try it for most of a minute."""
+    with socket.socket() as listening:
+        listening.bind(("127.0.0.1", 0))
+        listening.listen()
+
+        def answer():
+            way, _ = listening.accept()
+            with way:
+                way.recv(100)
+                way.sendall(said or b"")
+
+        if said is not None:
+            threading.Thread(target=answer, daemon=True).start()
+        options = MooncakeOptions(master=f"127.0.0.1:{listening.getsockname()[1]}", connect_timeout=1.0)
+        with pytest.raises(StorageError, match="did not answer" if said is None else "is no mooncake_master"):
+            opening.make(options, SCOPE)
+
+
+def test_a_master_that_hangs_at_the_start(own_store):
+    own_store.master.pause()
+    with pytest.raises(StorageError, match="did not answer"):
+        own_store.open(connect_timeout=0.5)
+    own_store.master.resume()
+
+
+def test_one_who_looks_changes_nothing(store):
+    storage, keys = store.open(), new_keys(2)
+    storage.set(keys[:1], [content(100)])
+    looking = store.open(replace(SCOPE, read_only=True))
+    for change in (lambda: looking.set(keys[1:], [b""]), lambda: looking.delete(keys[:1])):
+        with pytest.raises(OSError, match="read only"):
+            change()
+    expect_pages(looking, keys, [content(100), None])
+
+
+def test_pages_of_any_size_up_to_the_buffer(store):
+    """Larger batches than the buffer go through it in parts; pages that turn out larger than those before are read once more."""
+    storage, keys = store.open(buffer_bytes=2**20), new_keys(8)
+    values = [content(size) for size in (1, 2**20 - 16, 100_000, 0, 600_000, 600_000, 17, 300_000)]
+    storage.set(keys, values)
+    expect_get(storage, keys, values)
+    fresh = store.open(buffer_bytes=2**20)
+    expect_get(fresh, keys * 2, values * 2)
+    more = new_keys(2)
+    with pytest.raises(OSError, match="buffer_bytes"):
+        storage.set(more, [content(2**20 - 15), b"the other one is stored"])
+    expect_pages(storage, more, [None, b"the other one is stored"])
+    # A page that fits into no buffer here is none.
+    store.open(buffer_bytes=2**22).set(more[:1], [content(2**21)])
+    expect_get(storage, [*more, keys[0]], [None, b"the other one is stored", values[0]])
+
+
+def test_what_is_not_whole_is_absent(store):
+    """As a reader may see it that another one overwrites under."""
+    storage, (good, bad) = store.open(), new_keys(2)
+    storage.set([good, bad], [content(1000), content(1000)])
+    client = storage._client
+    with storage._lane.turn(LONG) as turn:
+        sizes = client.load([content(1000, 1)])
+        client._view[500] ^= 1
+        assert turn.call(lambda: client.put([store.prefix + bad], sizes, [0])) == [0]
+    expect_get(storage, [good, bad], [content(1000), None])
+    storage.set([bad], [content(5)])
+    expect_pages(storage, [good, bad], [content(1000), content(5)])
+
+
+def test_a_full_store_makes_room_and_no_page_is_wrong(own_store):
+    """Three times what its holder has."""
+    storage = own_store.open()
+    keys = new_keys(200)
+    refused = 0
+    for number, key in enumerate(keys):
+        try:
+            storage.set([key], [content(2**20, number)])
+        except OSError:
+            refused += 1
+    found = storage.get(keys)
+    assert all(value in (None, content(2**20, number)) for number, value in enumerate(found))
+    assert 10 <= sum(value is not None for value in found) <= 64
+    assert refused < 100
+
+
+def test_a_master_that_hangs_is_an_error_in_time_and_is_found_again(own_store):
+    storage, keys = own_store.open(timeout=1.0), new_keys(2)
+    storage.set(keys, [content(1000), content(7)])
+    own_store.master.pause()
+    for call in every_call(storage, keys):
+        with pytest.raises(TimeoutError):
+            call()
+    own_store.master.resume()
+    until(lambda: storage.set(keys, [content(10), content(20)]) is None)
+    expect_pages(storage, keys, [content(10), content(20)])
+
+
+def test_a_master_that_is_killed_is_no_empty_store_and_comes_back_empty(own_store):
+    storage, keys = own_store.open(timeout=1.0), new_keys(2)
+    storage.set(keys, [content(1000), content(7)])
+    own_store.master.kill()
+    for call in every_call(storage, keys):
+        with pytest.raises(OSError, match=r"answer|reached|earlier"):
+            call()
+    own_store.master.start()
+    until(lambda: storage.get(keys) == [None, None])
+    until(lambda: storage.set(keys, [content(10), content(20)]) is None)
+    expect_pages(storage, keys, [content(10), content(20)])
+
+
+def test_a_holder_that_is_killed_takes_its_pages_along_and_no_others(own_store):
+    mine, keys = own_store.open(segment_bytes=2**24), new_keys(20)
+    values = [content(10_000, number) for number in range(20)]
+    mine.set(keys, values)
+    own_store.holder.kill()
+    found = [None] * 20
+    with suppress(OSError):  # all of them may have been there
+        found = mine.get(keys)
+    assert all(value in (None, right) for value, right in zip(found, values, strict=True))
+    own_store.holder.start()
+    until(lambda: mine.set(keys, values) is None)
+    until(lambda: mine.get(keys) == values)
+
+
+def test_a_closed_store_says_so_also_while_others_call(store):
+    """In the library, a call after closing would end the process."""
+    storage, keys = store.open(), new_keys(1)
+    errors = []
+
+    def ask():
+        try:
+            while True:
+                storage.exists(keys)
+        except ValueError as error:
+            errors.append(str(error))
+
+    threads = [threading.Thread(target=ask, daemon=True) for _ in range(4)]
+    for thread in threads:
+        thread.start()
+    for _ in range(2):
+        storage.close()
+    for thread in threads:
+        thread.join(LONG)
+    assert errors == ["this storage is closed"] * 4
+    for call in every_call(storage, keys):
+        with pytest.raises(ValueError, match="closed"):
+            call()
+
+
+FORKING = """
+import json, os, sys
+from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.errors import StorageError
+from kvcache_storage_mooncake import opening
+from kvcache_storage_mooncake.config import MooncakeOptions
+
+options, scope, key = MooncakeOptions.model_validate(json.loads(sys.stdin.read())), StorageScope("model", 16), 64 * "a"
+storage = opening.make(options, scope)
+storage.set([key], [b"value"])
+child = os.fork()
+if not child:
+    said = []
+    calls = [
+        lambda: storage.exists([key]),
+        lambda: storage.get([key]),
+        lambda: storage.set([key], [b""]),
+        lambda: storage.delete([key]),
+        lambda: opening.make(options, scope),
+    ]
+    for call in calls:
+        try:
+            call()
+        except (RuntimeError, StorageError) as error:
+            said.append("does not survive a fork" in str(error))
+    storage.close()
+    os._exit(0 if said == [True] * 5 else 1)
+_, status = os.waitpid(child, 0)
+assert storage.get([key]) == [b"value"]
+storage.close()
+sys.exit(os.waitstatus_to_exitcode(status))
+"""
+
+
+def test_the_child_of_a_fork_is_told_and_the_parent_goes_on(store):
+    command, options = [sys.executable, "-c", FORKING], json.dumps(store.options())
+    done = subprocess.run(command, input=options, capture_output=True, text=True, timeout=LONG, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_a_second_process_computes_what_a_page_trie_would(store, tmp_path):
+    check_two_processes({"kind": "mooncake", **store.options()}, tmp_path / "runs")
