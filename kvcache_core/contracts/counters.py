@@ -35,7 +35,10 @@ class CacheCounters:
     """Seconds by the same directions, as floats. `d2h`: from dispatch until the batch was complete, or was seen to be. `h2d`:
     from dispatch to commit, an upper bound: the buffers are donated on, so nobody can see when a load has arrived."""
     dropped: Counter[str] = field(default_factory=Counter[str])
-    """Tokens given up, by reason."""
+    """Tokens given up, by reason: their data left a tier for good without the copy that it should have had below."""
+    postponed: Counter[str] = field(default_factory=Counter[str])
+    """Tokens whose copy to a lower tier was skipped or failed while their data stayed, by reason. It is tried again when the data
+    is used or evicted, and counted with every try: these are attempts, not losses."""
     misses: Counter[str] = field(default_factory=Counter[str])
     """Lookups in a lower tier that gave nothing, by reason."""
 

@@ -92,9 +92,9 @@ def test_a_copy_into_a_pinned_host_is_skipped_at_once(tiered):
     in_host(world, ids(1, 2))
     world.script.hold_back()
     started = load(world, ids(1, 2))
-    before = world.cache.counters.dropped["no room in L2"]
+    before = world.cache.counters.postponed["no room in L2"]
     compute(world, ids(3, 4))
-    assert world.cache.counters.dropped["no room in L2"] == before + 8
+    assert world.cache.counters.postponed["no room in L2"] == before + 8
     assert not world.script.pending["write"]
     world.settle()
     world.cancel(started)
@@ -157,7 +157,7 @@ class TestFaultsOfAccounts(PlantedFaultTests):
         Fault(
             "L9: a skipped copy is not counted",
             test_a_copy_into_a_pinned_host_is_skipped_at_once,
-            Replacement(Backups, "start", 'self._counters.dropped["no room in L2"] += self._tokens(node, c)', "pass"),
+            Replacement(Backups, "_skip", "counter[reason] += self._tokens(node, c)", "pass"),
         ),
         Fault(
             "B6: the running state is offered",

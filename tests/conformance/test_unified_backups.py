@@ -9,7 +9,7 @@ from kvcache_conformance.scenario_steps import claim, compute, evict, find, fini
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_unified_hicache.backups import Backups
-from kvcache_unified_hicache.cache import UnifiedRadixCache
+from kvcache_unified_hicache.copies_down import CopiesDown
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.host_tier import HostTier
 
@@ -85,6 +85,8 @@ def test_a_skipped_backup_comes_again(tiered):
     compute(world, ids(1, 2))
     compute(world, ids(3, 4))
     assert not world.ledger.claims.copying["full"]
+    counters = world.cache.counters
+    assert counters.postponed == {"too many bytes in flight to L2": 16} and not counters.dropped
     world.script.congested = False
     compute(world, ids(1, 2, 5))
     assert len(world.ledger.claims.copying["full"]) == 3
@@ -92,6 +94,21 @@ def test_a_skipped_backup_comes_again(tiered):
     world.settle()
     assert find(world, ids(1, 2, 5)).result.host_len == 12
     assert find(world, ids(3, 4)).result.host_len == 8
+    assert not counters.dropped
+    finish(world)
+
+
+def test_what_is_skipped_is_given_up_only_when_it_goes(tiered):
+    """Skipped backups are attempts, counted as often as they are made; a token is lost once, with the last of them."""
+    world = tiered(TierSizes(PAGE, 16, 64, "insert"))
+    counters = world.cache.counters
+    world.script.congested = True
+    for _ in range(3):
+        compute(world, ids(1, 2))
+    assert counters.postponed == {"too many bytes in flight to L2": 24} and not counters.dropped
+    evict(world)
+    assert counters.dropped == {"too many bytes in flight to L2": 8}
+    assert counters.postponed == {"too many bytes in flight to L2": 24}
     finish(world)
 
 
@@ -176,13 +193,23 @@ class TestFaultsOfBackups(PlantedFaultTests):
         Fault(
             "T21: nothing is copied when it is evicted",
             test_a_skipped_backup_comes_again,
-            Replacement(UnifiedRadixCache, "_save", "if other == c or", "if False and"),
+            Replacement(CopiesDown, "save", "if other == c or", "if False and"),
+        ),
+        Fault(
+            "T21: what comes again counts as lost",
+            test_a_skipped_backup_comes_again,
+            Replacement(Backups, "_skip", "self._counters.dropped if last", "self._counters.dropped if True"),
+        ),
+        Fault(
+            "what is lost counts as put off",
+            test_what_is_skipped_is_given_up_only_when_it_goes,
+            Replacement(CopiesDown, "_take_backups", "last=node is victim and", "last=False and"),
         ),
         Fault(
             "T21: only the last node is copied",
             test_a_skipped_backup_comes_again,
             Replacement(
-                UnifiedRadixCache, "_back_up_path", "reversed(nodes):\n        for component", "nodes[:1]:\n        for component"
+                CopiesDown, "back_up_path", "reversed(nodes):\n        for component", "nodes[:1]:\n        for component"
             ),
         ),
         Fault(

@@ -98,10 +98,32 @@ def test_a_page_counts_as_stored_when_the_storage_says_so(stored, sizes, failure
     world.evict_host("full", 64)
     world.settle()
     assert is_stored(world, ids(1)) and not is_stored(world, ids(1, 2))
-    assert world.cache.counters.dropped["the storage did not take it"] == failures * PAGE
+    assert world.cache.counters.postponed["the storage did not take it"] == failures * PAGE
     # The page is in device memory still: it is tried again (T21).
     report = world.persist(5.0)
     assert (report.stored, report.remaining) == (1, 0) and is_stored(world, ids(1, 2))
+    finish(world)
+
+
+@pytest.mark.parametrize("tells", ["at once", "later"])
+def test_a_page_is_given_up_when_it_leaves_memory_and_the_storage_did_not_take_it(stored, tells):
+    """S10: while it is in memory, it will be offered again."""
+    world = stored(INSERT, StorageScript())
+    world.stored.script.refusing = True
+    compute(world, ids(1, 2))
+    world.turn()
+    world.turn()
+    evict(world)
+    counters = world.cache.counters
+    assert counters.postponed["too many bytes in flight to L3"] == 2 * PAGE and not counters.dropped
+    if tells == "later":
+        world.stored.script.let_all_through()
+        world.stored.script.fates.extend([False, False])
+    world.evict_host("full", 64)
+    world.settle()
+    reason = "too many bytes in flight to L3" if tells == "at once" else "the storage did not take it"
+    assert counters.dropped == {reason: 2 * PAGE}
+    assert counters.postponed == {"too many bytes in flight to L3": 2 * PAGE}
     finish(world)
 
 
@@ -128,11 +150,11 @@ def test_a_refused_page_comes_again(stored):
     compute(world, ids(1, 2))
     world.turn()
     world.turn()
-    assert world.cache.counters.dropped["too many bytes in flight to L3"] == 2 * PAGE
+    assert world.cache.counters.postponed["too many bytes in flight to L3"] == 2 * PAGE
     world.stored.script.refusing, world.stored.script.word = True, "open"
     compute(world, ids(1, 2, 3))
     world.turn()
-    assert world.cache.counters.dropped["the storage is unavailable"] > 0
+    assert world.cache.counters.postponed["the storage is unavailable"] > 0
     world.stored.script.let_all_through()
     evict(world)
     world.evict_host("full", 64)
@@ -589,6 +611,10 @@ def page_counts_as_stored(stored):
     test_a_page_counts_as_stored_when_the_storage_says_so(stored, ROOM, 1)
 
 
+def leaves_memory(stored):
+    test_a_page_is_given_up_when_it_leaves_memory_and_the_storage_did_not_take_it(stored, "later")
+
+
 def another_extra_key(stored):
     test_another_extra_key_never_hits(stored, (b"lora",))
 
@@ -616,9 +642,14 @@ class TestFaultsOfStorage(PlantedFaultTests):
             ),
         ),
         Fault(
+            "S10: what leaves memory counts as put off",
+            leaves_memory,
+            Replacement(Persists, "offer", "marks.leave(first, n)", "pass"),
+        ),
+        Fault(
             "S10: what is refused is not counted",
             test_a_refused_page_comes_again,
-            Replacement(Persists, "offer", "self._counters.dropped[reason] +=", "_ ="),
+            Replacement(Persists, "offer", "counter[reason] +=", "_ ="),
         ),
         Fault(
             "B4: the source is read when the write begins",

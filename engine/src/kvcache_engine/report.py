@@ -70,6 +70,8 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
         rows |= _moved(summary, {"d2h": "host_written_tokens", "h2d": "host_loaded_tokens"})
         rows["evicted"] = f"{cache['device_evicted_tokens']} tokens from L1, {cache['host_evicted_tokens']} from L2"
         rows["dropped"] = _by_reason(cache["dropped"], "tokens") or "nothing"
+        if cache["postponed"]:
+            rows["put off"] = f"{_by_reason(cache['postponed'], 'tokens')} (every try counts)"
     if summary["storage"] is not None:
         rows["storage"] = f"{summary['storage']}: {cache['storage_state']}"
         rows |= _moved(summary, {"fetch": "storage_loaded_tokens", "store": "storage_written_tokens"})

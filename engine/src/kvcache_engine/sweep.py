@@ -48,7 +48,7 @@ class SweepPoint(TypedDict):
     movements: dict[str, Movement]
     """As in the summary of a run."""
     dropped: dict[str, int]
-    """Tokens that were given up, by reason."""
+    """Tokens that were given up, by reason: gone from a tier without a copy below. What was only put off is not among them."""
 
 
 class SweepFailure(TypedDict):

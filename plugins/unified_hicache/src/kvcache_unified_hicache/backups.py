@@ -4,7 +4,7 @@ A copy is queued when a node is inserted (`backup_on: insert`) or when it is abo
 and whatever was skipped before). Residency is claimed at the commit, never before. It does not move bytes: the controller does.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import final
 
 import numpy as np
@@ -54,21 +54,20 @@ class Backups:
         cell = node.cells[c]
         return node.parent is not None and cell.device is not None and cell.host is None and cell.operation not in self.running
 
-    def start(self, node: Node, c: int) -> bool:
+    def start(self, node: Node, c: int, *, last: bool = False) -> bool:
         """Queue the copy of one node's component. False where it is not wanted, or there is no room for it: then it is counted
-        and tried again when the node is evicted. May evict from the host; look at other nodes again afterwards."""
+        as given up with the `last` occasion, as postponed with every other. May evict from the host; look at other nodes again
+        afterwards."""
         if not self.wanted(node, c):
             return False
         cell = node.cells[c]
         assert cell.device is not None
         name, n = self._store.geometries[c].name, len(cell.device) // INDEX_BYTES
         if not self._controller.has_room(name, n):
-            self._counters.dropped["too many bytes in flight to L2"] += self._tokens(node, c)
-            return False
+            return self._skip("too many bytes in flight to L2", node, c, last)
         slots = self._alloc(c, n)
         if slots is None:
-            self._counters.dropped["no room in L2"] += self._tokens(node, c)
-            return False
+            return self._skip("no room in L2", node, c, last)
         # The allocation took only host data, and this node has device data: it is as it was.
         assert self.wanted(node, c)
         operation = Operation(node, c, self._store.geometries[c], self._store.page_size, slots)
@@ -76,11 +75,6 @@ class Backups:
         self.in_flight[c] += n
         self._controller.write(slots, np.frombuffer(cell.device, np.int32), name, lambda ok: self._commit(operation, ok))
         return True
-
-    def start_all(self, node: Node, components: Sequence[int]) -> None:
-        """Before `node` is demoted: queue what is wanted of it."""
-        for c in components:
-            self.start(node, c)
 
     def _commit(self, operation: Operation, ok: bool) -> None:
         store, c = self._store, operation.c
@@ -102,6 +96,11 @@ class Backups:
                 store.settle(node, reclaimed)
         self._free(c, operation.rest(landed))
         self._release(reclaimed)
+
+    def _skip(self, reason: str, node: Node, c: int, last: bool) -> bool:
+        counter = self._counters.dropped if last else self._counters.postponed
+        counter[reason] += self._tokens(node, c)
+        return False
 
     def _tokens(self, node: Node, c: int) -> int:
         return 1 if self._store.geometries[c].at_node_end else node.end - node.start

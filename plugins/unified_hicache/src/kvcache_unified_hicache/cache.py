@@ -21,6 +21,7 @@ from kvcache_radix.node import Node
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE
 from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.copies_down import CopiesDown
 from kvcache_unified_hicache.fetch_ticket import FetchTicket
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.guarded_store import OpenGuard
@@ -82,13 +83,16 @@ class UnifiedRadixCache(BasePrefixCache):
             self._host = None if hicache is None else HostTier(hicache, deps, self._tree, self.counters)
         else:
             on = hicache.write_settings.persist_on
-            write_back = None if on == "never" else self._write_back
-            landed = write_back if on == "insert" else None
+            write_back = None if on == "never" else self._leaves_host
+            landed = self._landed if on == "insert" else None
             self._host = HostTier(hicache, deps, self._tree, self.counters, write_back, landed)
             self._storage = open_storage(hicache, deps, self._tree, self._host, self.counters, page_bytes, open_guard)
         self._freeing = Freeing(self._allocators, (), self.counters) if self._host is None else self._host.freeing
+        self._down: CopiesDown | None = None
         self._planning: LoadPlanning | None = None
         if self._host is not None:
+            closed, backups = self._tree.store.closed, self._host.backups
+            self._down = CopiesDown(self._components, self._requests, closed, backups, self._storage)
             parts = (self._tree, self._components, self._requests, self._allocators, self._host.loads, self._freeing)
             self._planning = LoadPlanning(*parts, self.evict)
 
@@ -112,8 +116,8 @@ class UnifiedRadixCache(BasePrefixCache):
             offered = sum(len(segment.indices) for segment in segments)
             self.counters.inserted_tokens += (offered - duplicates - len(result.refused[name])) * unit
             self.counters.duplicate_tokens += duplicates * unit
-        if self._host is not None and self._host.backup_on_insert and end is not None:
-            self._back_up_path(end)
+        if self._host is not None and self._down is not None and self._host.backup_on_insert and end is not None:
+            self._down.back_up_path(end)
         return result
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
@@ -129,10 +133,8 @@ class UnifiedRadixCache(BasePrefixCache):
             victim = self._tree.victim(c, missing)
             if victim is None:
                 break
-            if self._host is not None:
-                self._save(victim, c, self._host)
-            if self._storage is not None and c == self._tree.store.closed:
-                self._save_below(victim, c, self._storage)
+            if self._down is not None:
+                self._down.save(victim, c)
             assert victim.parent is not None and victim.cells[c].device is not None, "copying takes only host data"
             self._tree.store.demote(victim, c, reclaimed)
         self._freeing.give_up(reclaimed)
@@ -255,58 +257,13 @@ class UnifiedRadixCache(BasePrefixCache):
         if host is not None:
             check_host(tree, host, storage, [self.size(component.name, "host") for component in self._components])
 
-    # L1 -> L2
+    def _leaves_host(self, node: Node, c: int) -> None:
+        assert self._down is not None
+        self._down.leaves_host(node, c)
 
-    def _back_up_path(self, end: Node) -> None:
-        """Queue a copy of whatever the prefix has on the device alone: what is new, and what was skipped before."""
-        node: Node | None = end
-        nodes: list[Node] = []
-        while node is not None and node.parent is not None:
-            nodes.append(node)
-            node = node.parent
-        for node in reversed(nodes):
-            for component in self._components:
-                component.write_through(node)
-        self._take_backups()
-        if self._storage is not None and self._storage.persist_on == "insert":
-            for node in reversed(nodes):
-                for c, cell in enumerate(node.cells):
-                    if cell.host is not None:  # and it may have been refused when it landed
-                        self._write_back(node, c)
-
-    def _save(self, victim: Node, c: int, host: HostTier) -> None:
-        """Before `victim` loses component `c` on the device: queue a copy of all that goes with it."""
-        for other, component in enumerate(self._components):
-            if other == c or self._components[c].prefix_closed:
-                component.write_through(victim)
-        self._take_backups()
-
-    def _take_backups(self) -> None:
-        assert self._host is not None
-        for c, requests in enumerate(self._requests):
-            for node in requests.take_backups():
-                self._host.backups.start(node, c)
-
-    # L2 -> L3
-
-    def _write_back(self, node: Node, c: int) -> None:
-        """Host data that is about to go, or has just come: hand it to the storage, through the component's hook."""
-        assert self._storage is not None
-        self._components[c].write_back(node)
-        for each in self._requests[c].take_persists():
-            self._storage.persists.offer(each, c)
-
-    def _save_below(self, victim: Node, c: int, storage: StorageTier) -> None:
-        """A victim without any other copy takes what lies below it along, whose host data was worth keeping."""
-        cell = victim.cells[c]
-        if storage.persist_on == "never" or cell.host is not None or cell.operation is not None:
-            return
-        below = list((victim.children or {}).values())
-        for node in below:
-            below += (node.children or {}).values()
-            for other, held in enumerate(node.cells):
-                if held.host is not None:
-                    self._write_back(node, other)
+    def _landed(self, node: Node, c: int) -> None:
+        assert self._down is not None
+        self._down.landed(node, c)
 
     def _turn(self) -> None:
         """An idle step: what is queued is dispatched, what is complete is committed."""

@@ -11,6 +11,8 @@ from kvcache_radix.node import StoredMarks
 ABSENT: Final = 0
 GOING: Final = 1
 STORED: Final = 2
+LEAVING: Final = 3
+"""On its way, and no longer in memory."""
 
 
 @final
@@ -38,7 +40,15 @@ class PageMarks(StoredMarks):
 
     def going(self, first: int, n: int) -> bool:
         """Whether one of them is on its way to the storage."""
-        return GOING in self._marks[first : first + n]
+        marks = self._marks[first : first + n]
+        return GOING in marks or LEAVING in marks
+
+    def leave(self, first: int, n: int) -> None:
+        """The `n` pages from the place `first` on leave memory: what is on its way has nobody who could send it again."""
+        self._marks[first : first + n] = self._marks[first : first + n].replace(bytes([GOING]), bytes([LEAVING]))
+
+    def leaving(self, place: int) -> bool:
+        return self._marks[place] == LEAVING
 
     def absent(self, first: int, n: int) -> list[int]:
         """Places among them of which the storage has nothing and will get nothing."""

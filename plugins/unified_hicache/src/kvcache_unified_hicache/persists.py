@@ -78,13 +78,19 @@ class Persists:
         """Pages, or the one unit, that a node has of a component."""
         return 1 if self._store.geometries[c].at_node_end else (node.end - node.start) // self._store.page_size
 
-    def offer(self, node: Node, c: int) -> None:
-        """`start`, and what is refused is counted; it stays as it is and may be offered again."""
+    def offer(self, node: Node, c: int, *, last: bool) -> None:
+        """`start`, and what is refused is counted: as given up when this is the `last` occasion, because the data leaves memory
+        now; as postponed when it stays, and will be offered again."""
         reason = self.start(node, c)
+        marks = _marks(node, c)
+        if marks is None:
+            return
+        first, n = self._range(node, c, marks)
+        if last:
+            marks.leave(first, n)
         if reason is not None:
-            marks = _marks(node, c)
-            left = self.units(node, c) if marks is None else len(marks.absent(*self._range(node, c, marks)))
-            self._counters.dropped[reason] += left * self._tokens(c)
+            counter = self._counters.dropped if last else self._counters.postponed
+            counter[reason] += len(marks.absent(first, n)) * self._tokens(c)
 
     def start(self, node: Node, c: int) -> str | None:
         """Hand what the host has of the node to the storage, except what is there or on its way. Returns why some of it was
@@ -124,7 +130,7 @@ class Persists:
             captured = self._page_bytes.capture(c, slots[rows])
         except Exception:
             # Whoever evicts or inserts goes on without the copy in storage.
-            if not self._counters.dropped[NOT_CAPTURED]:
+            if not self._counters.dropped[NOT_CAPTURED] + self._counters.postponed[NOT_CAPTURED]:
                 log.exception("pages in host memory could not be read for the storage")
             return NOT_CAPTURED
 
@@ -141,12 +147,15 @@ class Persists:
     def _answered(self, c: int, marks: PageMarks, places: list[int], answers: list[bool]) -> None:
         marks.set([place for place, ok in zip(places, answers, strict=True) if ok], STORED)
         failed = [place for place, ok in zip(places, answers, strict=True) if not ok]
+        gone = sum(map(marks.leaving, failed))
         marks.set(failed, ABSENT)
         stored = len(places) - len(failed)
         self.stored_pages += stored
         self._counters.storage_written_tokens += stored * self._tokens(c)
-        if failed:
-            self._counters.dropped[FAILED] += len(failed) * self._tokens(c)
+        if gone:
+            self._counters.dropped[FAILED] += gone * self._tokens(c)
+        if len(failed) > gone:
+            self._counters.postponed[FAILED] += (len(failed) - gone) * self._tokens(c)
 
     def _range(self, node: Node, c: int, marks: PageMarks) -> tuple[int, int]:
         if self._store.geometries[c].at_node_end:
