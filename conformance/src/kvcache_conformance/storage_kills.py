@@ -7,6 +7,7 @@ import random
 import select
 import signal
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple, NoReturn
@@ -19,6 +20,7 @@ from kvcache_conformance.storage_processes import StorageOpener
 
 _BATCH = 3
 _NUMBER_BYTES = 8
+_PATIENCE = 2.0
 
 
 class Hunt(NamedTuple):
@@ -60,7 +62,7 @@ def kill_writers(opener: StorageOpener, hunt: Hunt) -> Kills:
     kept: list[str] = []
     kills = with_temporary = stored = largest = next_number = 0
     while with_temporary < hunt.wanted and kills < hunt.most:
-        reported, begun = _kill_one(opener, hunt.nbytes, next_number, chance)
+        reported, begun = _kill_one(opener, hunt, next_number, chance)
         kills += 1
         stored += len(reported)
         left = sorted(folder.glob(hunt.temporaries))
@@ -91,19 +93,24 @@ def kill_faulty_writers(opener: StorageOpener, hunt: Hunt, fault: Replacement) -
         return kill_writers(opener, hunt)
 
 
-def _kill_one(opener: StorageOpener, nbytes: int, first: int, chance: random.Random) -> tuple[list[int], int]:
+def _kill_one(opener: StorageOpener, hunt: Hunt, first: int, chance: random.Random) -> tuple[list[int], int]:
     """The numbers that a writer reported as stored before it was killed, and the first number that it cannot have begun."""
     receive, send = os.pipe()
     pid = os.fork()
     if not pid:
-        _write_for_ever(opener, nbytes, first, send)
+        _write_for_ever(opener, hunt.nbytes, first, send)
     os.close(send)
     heard = b""
     try:
         for _ in range(chance.randrange(3)):
             heard += os.read(receive, _NUMBER_BYTES)
-        # The moment of the kill has to lie anywhere in a write, so this is the one place where time passes on purpose.
-        select.select([], [], [], chance.random() * 0.004)
+        # The moment of the kill has to lie anywhere in a write, so this is the one place where time passes on purpose. On a busy
+        # machine a random moment seldom lies in a write: every other one is chosen when the writer is seen at it.
+        if chance.random() < 0.5:
+            _await_write(hunt)
+            select.select([], [], [], chance.random() * 0.0005)
+        else:
+            select.select([], [], [], chance.random() * 0.004)
     finally:
         os.kill(pid, signal.SIGKILL)
         os.waitpid(pid, 0)
@@ -114,6 +121,13 @@ def _kill_one(opener: StorageOpener, nbytes: int, first: int, chance: random.Ran
     ends = [int.from_bytes(heard[at * _NUMBER_BYTES :][:_NUMBER_BYTES], "little") for at in range(count)]
     end = ends[-1] if ends else first
     return list(range(first, end)), end + _BATCH
+
+
+def _await_write(hunt: Hunt) -> None:
+    """Until a page is being written, or a while has passed without."""
+    until = time.monotonic() + _PATIENCE
+    while not any(Path(hunt.folder).glob(hunt.temporaries)) and time.monotonic() < until:
+        pass
 
 
 def _write_for_ever(opener: StorageOpener, nbytes: int, first: int, send: int) -> NoReturn:
