@@ -112,6 +112,22 @@ def test_what_is_skipped_is_given_up_only_when_it_goes(tiered):
     finish(world)
 
 
+def test_what_is_seen_once_is_backed_up(tiered):
+    """P3: a prefix that nobody asked for again, and each chunk of a chunked prompt."""
+    world = tiered(TierSizes(PAGE, 16, 64, "insert"))
+    for end in (4, 8, 12):
+        compute(world, ids(1, 2, 3)[:end])
+        world.settle()
+    evict(world)
+    assert find(world, ids(1, 2, 3)).result.host_len == 12
+    compute(world, ids(4, 5))
+    world.settle()
+    assert len(world.ledger.claims.copying["full"]) == 0
+    world.evict_host("full", 3)
+    assert world.cache.size("full", "host").evictable == 2
+    finish(world)
+
+
 def test_a_node_larger_than_the_host(tiered):
     world = tiered(TierSizes(PAGE, 16, 3, "insert"))
     in_host(world, ids(1, 2))
@@ -163,8 +179,21 @@ def gathers_after_scatters(monkeypatch):
     monkeypatch.setattr(TransferQueue, "dispatch", late)
 
 
+def only_what_is_seen_twice(monkeypatch):
+    """A write policy that many caches have: the first insert of a prefix copies nothing."""
+    back_up_path, seen = CopiesDown.back_up_path, set[int]()
+
+    def choosy(self, end):
+        if end.number in seen:
+            back_up_path(self, end)
+        seen.add(end.number)
+
+    monkeypatch.setattr(CopiesDown, "back_up_path", choosy)
+
+
 class TestFaultsOfBackups(PlantedFaultTests):
     faults = (
+        Fault("P3: a prefix is copied only when seen twice", test_what_is_seen_once_is_backed_up, only_what_is_seen_twice),
         Fault(
             "T12: nobody drops the empty node",
             test_a_write_that_fails_after_its_page_went,

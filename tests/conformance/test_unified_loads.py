@@ -224,6 +224,11 @@ def host_victims_ignore_locks(monkeypatch):
 class TestFaultsOfLoads(PlantedFaultTests):
     faults = (
         Fault(
+            "P4: a load takes only what is free",
+            test_a_load_whose_victims_want_the_slots_it_reads,
+            Replacement(LoadPlanning, "_alloc", "self._evict(self._components[c].name, n - allocator.n_free)", "pass"),
+        ),
+        Fault(
             "T1: ok is what the copies said",
             test_a_load_that_joins_one_that_fails,
             Replacement(LoadTicket, "ok", "and self._usable(self._lock)", ""),

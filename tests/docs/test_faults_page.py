@@ -8,10 +8,8 @@ from pathlib import Path
 
 import pytest
 
-LISTED = {
-    *(f"{kind}{n}" for kind, last in (("K", 6), ("B", 9), ("L", 9), ("S", 10), ("C", 5), ("T", 26)) for n in range(1, last + 1)),
-    *("P1", "P2", "P5", "P6", "P7"),
-}
+COUNTS = {"K": 6, "B": 9, "L": 9, "P": 7, "S": 10, "C": 5, "T": 26}
+LISTED = {f"{kind}{n}" for kind, last in COUNTS.items() for n in range(1, last + 1)}
 LISTED_BY_COMPONENT = {
     *(f"K{n}" for n in (1, 2, 3, 4, 5)),
     *(f"B{n}" for n in (1, 3, 4, 5, 6, 7, 9)),
