@@ -42,7 +42,7 @@ class Opened:
         self.clock = Clock()
         self.servers = servers
         self.names = Names(prefix, StorageScope("model", 16))
-        login = Login(0, None, None, connect_timeout=1.0, socket_timeout=0.3)
+        login = Login(0, None, None, connect_timeout=1.0, socket_timeout=1.0)
         seeds = [Address(LOOPBACK, server.port) for server in servers]
         fleet = Cluster(seeds, lambda address: Server(address, login), 1 << 20, self.clock)
         self.storage = RedisStorage(fleet, self.names, (), largest=1 << 20)

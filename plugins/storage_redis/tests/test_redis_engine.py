@@ -28,7 +28,7 @@ LONG = 60.0
 
 def section(server, **options) -> dict[str, Any]:
     """What stands below `storage:`, with time-outs that suit a test."""
-    return {"kind": "redis", "host": LOOPBACK, "port": server.port, "socket_timeout": 0.3, **options}
+    return {"kind": "redis", "host": LOOPBACK, "port": server.port, "socket_timeout": 1.0, **options}
 
 
 def test_a_second_process_computes_what_a_page_trie_would(valkey, stores, tmp_path):

@@ -58,7 +58,7 @@ def guarded() -> Iterator[Callable[[HiCacheStorage], Guarded]]:
 
 @pytest.mark.parametrize("how", ["pause", "kill"])
 def test_a_server_that_is_gone_is_left_alone_and_used_again_when_it_is_back(stores, own_valkey, guarded, how):
-    made = guarded(stores.open(own_valkey, socket_timeout=0.2))
+    made = guarded(stores.open(own_valkey, socket_timeout=0.5))
     assert made.store(KEYS[:8]) == [True] * 8
     getattr(own_valkey, how)()
     found = []
@@ -102,7 +102,7 @@ def test_a_full_server_is_still_read_and_written_again_when_there_is_room(stores
 
 def test_one_node_of_three_that_hangs_opens_nothing(stores, own_cluster, guarded):
     """The others' pages are found, and written, and what is stored is said page by page."""
-    made = guarded(stores.open_cluster(own_cluster, socket_timeout=0.2))
+    made = guarded(stores.open_cluster(own_cluster, socket_timeout=0.5))
     assert made.store(KEYS[:20]) == [True] * 20
     own_cluster[1].pause()
     for _ in range(2 * SETTINGS.failures_to_open):

@@ -30,7 +30,7 @@ def fill(storage, keys) -> int:
 
 @pytest.mark.parametrize("call", ["exists", "get", "set", "delete"])
 def test_a_server_that_hangs_costs_the_time_out_and_answers_again(stores, own_valkey, call):
-    storage = stores.open(own_valkey, socket_timeout=0.2)
+    storage = stores.open(own_valkey, socket_timeout=1.0)
     storage.set(KEYS[:2], [page(0), page(1)])
     own_valkey.pause()
     with pytest.raises(PagesError, match=f"2 of 2 pages were not .*127.0.0.1:{own_valkey.port}: TimeoutError"):
@@ -42,7 +42,7 @@ def test_a_server_that_hangs_costs_the_time_out_and_answers_again(stores, own_va
 
 def test_a_late_answer_is_never_anothers(stores, own_valkey):
     """What was asked before the time-out is answered after it, on a connection that nobody reads any more."""
-    storage = stores.open(own_valkey, socket_timeout=0.2)
+    storage = stores.open(own_valkey, socket_timeout=1.0)
     storage.set(KEYS[:2], [page(0), page(1)])
     own_valkey.pause()
     with pytest.raises(PagesError):
