@@ -9,7 +9,7 @@ from kvcache_conformance.storage_tests import InstalledStorageTests
 
 class TestMooncakeStorage(InstalledStorageTests):
     kind = "mooncake"
-    machine_examples = 4
+    machine_examples = 6
 
     @pytest.fixture(autouse=True)
     def _serve(self, servers):
