@@ -19,12 +19,13 @@ from kvcache_conformance.pool_model import NumpyPool
 from kvcache_conformance.request_model import RequestModel
 from kvcache_conformance.scenario_steps import claim, compute, evict, finish, ids, load
 from kvcache_conformance.storage_script import StorageScript
-from kvcache_conformance.stored_scenarios import host_len, in_storage, is_stored, lose, payload, prefetch
+from kvcache_conformance.stored_scenarios import host_len, in_storage, is_stored, lose, payload, prefetch, script_of
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_radix.insertion import Insertion
 from kvcache_unified_hicache import storage_tier
 from kvcache_unified_hicache.attaching import Attaching
+from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.host_tier import TreeVictims
 from kvcache_unified_hicache.leftovers import Leftovers
@@ -72,7 +73,7 @@ def fetch(world, tokens, extra_key=()):
 
 def fetched_since(world, before):
     """By component, how many keys were fetched since."""
-    script = world.stored.script
+    script = script_of(world)
     names = {payload(name, PROMPT[:end]): name for name in world.host.geometries for end in range(PAGE, len(PROMPT) + 1, PAGE)}
     return Counter(names[script._payload_of[key]] for key in script.fetched[before:])
 
@@ -88,7 +89,7 @@ def test_a_prompt_comes_back_after_a_restart(stored, components, interval):
     started = fetch(world, PROMPT)
     assert started.ticket.ok and started.ticket.span == (0, 24)
     needed = {spec.name: {"full": 6, "swa": 2, "recurrent": 1}[spec.name] for spec in components}
-    assert slots(world) == needed and len(world.stored.script.fetched) == sum(needed.values())
+    assert slots(world) == needed and len(script_of(world).fetched) == sum(needed.values())
     loaded = load(world, PROMPT)
     world.settle()
     assert claim(world, loaded)
@@ -102,7 +103,7 @@ def test_what_came_from_storage_is_not_written_again(stored, components):
     assert world.persist(1.0).stored == 0
     for spec in components:
         world.evict_host(spec.name, 64)
-    assert world.stored.script.quiet and world.cache.counters.storage_written_tokens == 0
+    assert script_of(world).quiet and world.cache.counters.storage_written_tokens == 0
     finish(world)
 
 
@@ -127,7 +128,7 @@ def test_a_victim_of_the_host_goes_to_storage_alone(stored, component):
     compute(world, ids(1, 2))
     evict(world, component.name)
     world.settle()
-    world.stored.script.hold_back()
+    script_of(world).hold_back()
     for prompt in (ids(3, 4), ids(5, 6)):
         compute(world, prompt)
         evict(world, component.name)
@@ -164,12 +165,12 @@ def test_what_a_dropped_start_takes_along_is_stored_before(stored):
 def test_a_refused_page_comes_again(stored, component):
     """T21, S10: counted while there is no room for it, a state as one."""
     world = stored(INSERT._replace(interval=0), StorageScript(), (component,))
-    world.stored.script.refusing = True
+    script_of(world).refusing = True
     compute(world, ids(1, 2))
     world.turn()
     world.turn()
     assert world.cache.counters.postponed["too many bytes in flight to L3"] == (8 if component is SWA else 1)
-    world.stored.script.let_all_through()
+    script_of(world).let_all_through()
     evict(world, component.name)
     world.evict_host(component.name, 64)
     world.settle()
@@ -224,7 +225,7 @@ def test_a_hole_in_the_host_is_filled_alone(stored, component):
     fetch(world, PROMPT)
     world.evict_host(component.name, 64)
     assert host_len(world, PROMPT) == 0
-    before = len(world.stored.script.fetched)
+    before = len(script_of(world).fetched)
     started = fetch(world, PROMPT)
     assert started.ticket.span == (0, 24) and host_len(world, PROMPT) == 24
     assert fetched_since(world, before) == {component.name: 2 if component is SWA else 1}
@@ -237,7 +238,7 @@ def test_what_arrives_decides_and_not_what_was_promised(stored, component):
     world = in_storage(over(stored, (FULL, component)), PROMPT)
     started = prefetch(world, PROMPT)
     world.turn()
-    world.stored.script.fates.extend([True] * 6 + [False])
+    script_of(world).fates.extend([True] * 6 + [False])
     world.settle()
     assert not started.ticket.ok and host_len(world, PROMPT) == 0
     assert world.cache.size(component.name, "host").free == world.cache.size("full", "host").free == 64
@@ -256,7 +257,7 @@ def test_a_part_of_the_window_that_went_meanwhile(stored, components):
     world.settle()
     assert not started.ticket.ok and host_len(world, ids(1, 2, 3)) == 0
     assert all(world.cache.size(spec.name, "host").free == 64 for spec in components)
-    assert not world.cache._tree.store.roots
+    assert isinstance(world.cache, UnifiedRadixCache) and not world.cache._tree.store.roots
     finish(world)
 
 
@@ -265,7 +266,7 @@ def test_two_prompts_join_over_a_window_or_a_state(stored, component):
     """T23: neighbouring prefixes share pages of their windows, equal ones a state; each is asked for once."""
     longer = PROMPT if component is RECURRENT else PROMPT[:20]
     world = in_storage(over(stored, (FULL, component)), PROMPT[:20], PROMPT)
-    script = world.stored.script
+    script = script_of(world)
     first, second = prefetch(world, PROMPT), prefetch(world, longer)
     world.settle()
     assert len(script.fetched) == len(set(script.fetched))
@@ -280,9 +281,9 @@ def test_waiting_prompts_take_half_of_the_host_at_most(stored, component):
     sizes = TierSizes(PAGE, 16, n, "insert", "evict")
     world = in_storage(over(stored, (component,), sizes), ids(1, 2), ids(3, 4), ids(5, 6))
     asked = [prefetch(world, prompt) for prompt in (ids(1, 2), ids(3, 4), ids(5, 6))]
-    world.stored.script.allowed = 3
+    script_of(world).allowed = 3
     world.turn()
-    world.stored.script.hold_back()
+    script_of(world).hold_back()
     world.turn()
     assert world.cache.size(component.name, "host").in_flight == n // 2
     world.settle()
@@ -329,7 +330,7 @@ def test_another_component_never_hits(stored):
     pools = {spec.name: NumpyPool("same", page) for spec in ALL}
     world = in_storage(over(stored, ALL, pools=pools), ids(1, 2))
     names = {payload(spec.name, ids(1, 2)) for spec in ALL}
-    keys = {key for key, kept in world.stored.script._payload_of.items() if kept in names}
+    keys = {key for key, kept in script_of(world)._payload_of.items() if kept in names}
     assert len(keys) == len(ALL)
     fetch(world, ids(1, 2))
     assert host_len(world, ids(1, 2)) == 8
@@ -349,7 +350,7 @@ def test_one_key_for_every_way_of_chunking(stored, components):
             request.chunk_done()
         request.finish()
         world.cache.close()
-        keys.append({kept: key for key, kept in world.stored.script._payload_of.items()})
+        keys.append({kept: key for key, kept in script_of(world)._payload_of.items()})
         last = {payload(spec.name, PROMPT) for spec in components}
         assert last <= keys[-1].keys()
     for first, second in pairwise(keys):
@@ -361,7 +362,7 @@ def test_a_spoilt_page_is_a_miss_and_repaired(stored, component):
     """B1, T19: the newest page of the window, or the newest state, has a flipped byte, or full attention's content."""
     for spoil in (flip, exchange):
         world = in_storage(over(stored, (FULL, component)), PROMPT[:12], PROMPT)
-        script = world.stored.script
+        script = script_of(world)
         bad = spoil(script, payload(component.name, PROMPT), payload("full", PROMPT))
         fetch(world, PROMPT)
         assert script.bad == bad

@@ -48,6 +48,12 @@ def payload(component: str, tokens: Tokens, extra_key: ExtraKey = ()) -> bytes:
     return page_content(extra_key, component, np.asarray(tokens, np.int32).tobytes()).tobytes()
 
 
+def script_of(world: TieredWorld) -> StorageScript:
+    """The dials of the storage, and what happened there."""
+    assert world.stored is not None
+    return world.stored.script
+
+
 def is_stored(world: TieredWorld, component: str, tokens: Tokens, extra_key: ExtraKey = ()) -> bool:
     """Whether the storage ever took that page."""
     assert world.stored is not None
