@@ -345,7 +345,7 @@ def last_slot(engine: Engine, ids) -> np.ndarray:
     return data[len(data) - behind - 1 :][:1]
 
 
-def conversations(row: Row, families: int = 5, turns: int = 3) -> list[RequestSpec]:
+def conversations(row: Row, families: int = 4, turns: int = 3) -> list[RequestSpec]:
     """Turn by turn over the families, so that a family has left L1 when its next turn comes. Pairs of them share a beginning and
     branch inside a page; odd turns branch off before the end of the turn before."""
     rng = np.random.default_rng(row.page + row.window)
@@ -359,14 +359,14 @@ def conversations(row: Row, families: int = 5, turns: int = 3) -> list[RequestSp
         for family in range(families):
             kept = texts[family][: len(texts[family]) - turn % 2 * (page + 3)]
             texts[family] = np.concatenate([kept, rng.integers(0, 256, page // 2 + 9 + turn)])
-            made.append(spec_of(len(made), texts[family], 6 + len(made) % 7))
+            made.append(spec_of(len(made), texts[family], 24 + len(made) % 17))
     return made
 
 
 @pytest.mark.parametrize("row", [Row(GEMMA, 16, 40), Row(KIMI, 16, 0, on="evict")], ids=str)
 def test_under_pressure_in_every_pool(row, models, traffic, tmp_path):
     """Too little of everything: preemption, eviction of each component for its own sake, loads and fetches beside each other."""
-    sizes = {"device_tokens": 60 * row.page, "window_tokens": 24 * row.page, "device_states": 9, "max_running": 4}
+    sizes = {"device_tokens": 40 * row.page, "window_tokens": 20 * row.page, "device_states": 9, "max_running": 4}
     specs, expected = conversations(row), LogitRecorder()
     plain = Session(row, models(row), expected, None, None, **sizes)
     plain.serve(*specs)
