@@ -55,3 +55,9 @@ def root() -> Path:
 def root_pyproject() -> dict[str, Any]:
     """pyproject.toml of the workspace's root, which is also the core's."""
     return WORKSPACE[0].pyproject
+
+
+@pytest.fixture(scope="session")
+def members() -> list[Member]:
+    """Every distribution of the workspace."""
+    return WORKSPACE
