@@ -6,7 +6,8 @@ Its engine lives in a thread and installs signal handlers, so every run is a pro
 
 with whatever installs another cache in front. The spec: `model` (a folder for the tiny model, made when missing), `rounds` (lists
 of prompts as token ids; those of a round are given at once), `max_new_tokens` (of the i-th prompt: entry i modulo the list's
-length), `args` (more of sgl-jax's arguments). The answer: `outputs` and `cached` by round, `counters` of the caches of ours.
+length), `args` (more of sgl-jax's arguments). The answer: `outputs` and `cached` by round, `peak` (the most requests that decoded
+together), `counters` of the caches of ours.
 It knows no cache and imports sgl-jax only when it runs.
 """
 
@@ -14,7 +15,8 @@ import importlib
 import json
 import os
 import sys
-import time
+from collections.abc import Callable
+from concurrent.futures import Future
 from pathlib import Path
 from typing import Any
 
@@ -53,14 +55,82 @@ def start_engine(model: Path, arguments: dict[str, Any]) -> Any:
     return engine(model_path=str(model), **(ARGUMENTS | arguments))
 
 
+def when_idle(scheduler: Any, work: Callable[[], bool]) -> None:
+    """Call `work` in the scheduler's thread, between its turns, whenever it is idle, until it returns True or raises.
+
+    The scheduler goes on turning while it has nothing to do, and its cache with it: from another thread nothing can be looked at
+    that it may be changing. Raises what `work` raises, and TimeoutError when it is never done.
+    """
+    done: Future[None] = Future()
+    on_idle: Any = scheduler.on_idle
+
+    def turn() -> None:
+        on_idle()
+        if done.done() or not scheduler.is_fully_idle():
+            return
+        try:
+            if work():
+                done.set_result(None)
+        except BaseException as error:  # it belongs to the caller; in this thread sgl-jax would end the process
+            done.set_exception(error)
+
+    scheduler.on_idle = turn
+    try:
+        done.result(IDLE_SECONDS)
+    finally:
+        scheduler.on_idle = on_idle
+
+
 def wait_until_idle(scheduler: Any) -> None:
     """Then sgl-jax's own check of its memory, which raises ValueError when a slot is missing."""
-    end = time.monotonic() + IDLE_SECONDS
-    while not scheduler.is_fully_idle():
-        if time.monotonic() > end:
-            raise TimeoutError("sgl-jax did not become idle")
-        time.sleep(0.02)
-    scheduler.check_memory()
+
+    def check() -> bool:
+        scheduler.check_memory()
+        return True
+
+    when_idle(scheduler, check)
+
+
+def check_and_flush(scheduler: Any) -> None:
+    """What must be true of our caches when no request is left: no lock lives, every page has one owner, and a flush frees all.
+
+    sgl-jax's check cannot see a lock that was never released: what is locked counts as there.
+    """
+
+    def check() -> bool:
+        cache: Any = scheduler.tree_cache
+        ranks: tuple[Any, ...] = getattr(cache, "ranks", ())
+        if ranks and cache.hicache_enabled and any(rank.cache.size("full", "host").in_flight for rank in ranks):
+            return False
+        scheduler.check_memory()
+        for number, rank in enumerate(ranks):
+            rank.cache.check_integrity({})
+            if rank.protected:
+                raise RuntimeError(f"no request is left, and {rank.protected} tokens of rank {number} are locked")
+        flushed, why, _ = scheduler.flush_cache()
+        if not flushed:
+            raise RuntimeError(why)
+        scheduler.check_memory()
+        for number in range(len(ranks)):
+            if cache.evictable_size(number) + cache.protected_size(number):
+                raise RuntimeError(f"a flush left tokens in the cache of rank {number}")
+        return True
+
+    when_idle(scheduler, check)
+
+
+def watch_running(scheduler: Any) -> Callable[[], int]:
+    """The returned function says how many requests were decoding together, at most, in the steps from now on."""
+    run_batch: Any = scheduler.run_batch
+    peak = 0
+
+    def watched(batch: Any) -> Any:
+        nonlocal peak
+        peak = max(peak, scheduler.running_batch.batch_size())
+        return run_batch(batch)
+
+    scheduler.run_batch = watched
+    return lambda: peak
 
 
 def main() -> None:
@@ -68,6 +138,8 @@ def main() -> None:
     os.environ |= {"JAX_PLATFORMS": "cpu", "HF_HUB_OFFLINE": "1"}
     spec = json.load(sys.stdin)
     engine = start_engine(Path(spec["model"]), spec.get("args", {}))
+    scheduler = engine.scheduler_info["scheduler"]
+    peak = watch_running(scheduler)
     outputs: list[list[list[int]]] = []
     cached: list[list[int]] = []
     lengths: list[int] = spec["max_new_tokens"]
@@ -78,14 +150,16 @@ def main() -> None:
         results = engine.generate(input_ids=prompts, sampling_params=sampling)
         outputs.append([result["output_ids"] for result in results])
         cached.append([result["meta_info"]["cached_tokens"] for result in results])
-    scheduler = engine.scheduler_info["scheduler"]
-    wait_until_idle(scheduler)
-    ranks: tuple[Any, ...] = getattr(scheduler.tree_cache, "ranks", ())
-    for rank in ranks:
-        rank.cache.check_integrity({})
-    counters = [rank.cache.counters.as_dict() for rank in ranks]
-    name = type(scheduler.tree_cache).__name__
-    sys.stdout.write(json.dumps({"cache": name, "outputs": outputs, "cached": cached, "counters": counters}))
+    check_and_flush(scheduler)
+    cache = scheduler.tree_cache
+    answer = {
+        "cache": type(cache).__name__,
+        "outputs": outputs,
+        "cached": cached,
+        "peak": peak(),
+        "counters": [rank.cache.counters.as_dict() for rank in getattr(cache, "ranks", ())],
+    }
+    sys.stdout.write(json.dumps(answer))
     sys.stdout.flush()
     # Its threads do not end by themselves, and its own way out kills whatever it finds among its children.
     os._exit(0)

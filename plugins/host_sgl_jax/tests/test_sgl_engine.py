@@ -93,6 +93,16 @@ def test_a_crowd_gets_the_tokens_and_the_hits_of_its_own_caches(run, ours, overl
         assert got["counters"][0]["device_evicted_tokens"] > 0
 
 
+@pytest.mark.parametrize("overlap", [False, True])
+@pytest.mark.parametrize("ours", ["radix_cache", "two tiers"])
+def test_24_requests_and_more_decode_together_in_a_pool_that_holds_them(run, ours, overlap):
+    """The pool of 600 tokens, which has to evict, never runs more than about 15 of its 28 at once."""
+    spec = {"rounds": crowd()[:2], "max_new_tokens": [30], "args": arguments(overlap, 6000)}
+    theirs, got = run(spec), run(spec, OURS[ours])
+    assert got["outputs"] == theirs["outputs"]
+    assert got["peak"] >= 24
+
+
 @pytest.mark.parametrize("ours", ["radix_cache", "two tiers"])
 def test_requests_taken_back_in_mid_answer_start_again_with_the_same_tokens(run, ours):
     spec = {"rounds": crowd()[:1], "args": arguments(False, 600)}

@@ -1,5 +1,6 @@
 """What cannot be served is refused at start, all reasons at once, and what can be is not."""
 
+import dataclasses
 from types import SimpleNamespace
 
 import pytest
@@ -23,6 +24,7 @@ def server_args(**changes):
         "hicache_storage": "disable",
         "enable_unified_radix_tree": False,
         "disable_radix_cache": False,
+        "enable_return_routed_experts": False,
     }
     return SimpleNamespace(**(defaults | changes))
 
@@ -56,6 +58,8 @@ def test_models_and_decoding_it_cannot_serve(field, reason):
         ({"disaggregation_mode": "decode"}, "disaggregation"),
         ({"pd_disaggregation": "pathways"}, "disaggregation"),
         ({"multimodal": True}, "multimodal"),
+        ({"multimodal": True, "disable_radix_cache": True}, "multimodal"),
+        ({"hicache_storage": "none", "enable_unified_radix_tree": True}, "--kvcache-hicache-ratio"),
         ({"nnodes": 2}, "one node"),
         ({"schedule_policy": "dfs-weight"}, "fcfs or lpm"),
         ({"hicache_storage": "none"}, "--kvcache-hicache-ratio"),
@@ -73,6 +77,19 @@ def test_l2_needs_a_pool_that_can_be_moved_and_l1_does_not():
     odd = HostShape(windows=False, recurrent_states=False, speculative=False, one_buffer_a_layer=False)
     refuse_what_cannot_be_served(server_args(), odd, CacheConfig())
     assert "remove hicache" in refusal(shape=odd, config=config_from_mapping({"hicache": {}}))
+
+
+def test_expert_ids_stay_with_a_slot_so_l2_is_refused_and_l1_is_not():
+    args = server_args(enable_return_routed_experts=True)
+    refuse_what_cannot_be_served(args, PLAIN, CacheConfig())
+    assert "--enable-return-routed-experts" in refusal(args, config=config_from_mapping({"hicache": {}}))
+
+
+def test_the_settings_that_are_looked_at_are_sgl_jax_s_with_its_defaults():
+    host = pytest.importorskip("sgl_jax.srt.server_args", reason="sgl-jax is not installed here (docs/sgl-jax.md)")
+    defaults = {field.name: field.default for field in dataclasses.fields(host.ServerArgs)}
+    ours = vars(server_args())
+    assert {name: defaults.get(name, "missing") for name in ours} == ours
 
 
 def test_storage_is_refused_because_it_would_be_written_and_never_read():

@@ -208,6 +208,64 @@ def test_a_request_that_is_finished_twice_is_freed_once(cache_type):
     host.idle()
 
 
+@pytest.mark.parametrize("cache_type", ["chunk_cache", *REUSING])
+def test_a_request_that_is_not_looked_up_is_computed_and_kept(cache_type):
+    """sgl-jax gives a request that names a room of disaggregation the root node, and no node at all before its next chunk."""
+    host = Host(cache_type)
+    prompt = list(range(20))
+    held = host.rank.root().held
+    held.lock()
+    assert held.length == 0
+    request = HostRequest(prompt, host._unused_rows.pop(), held)
+    host.extend(request, 8)
+    for end in (16, 20):
+        host.rank.offer_chunk(request)
+        host.check(request)
+        request.last_node = None
+        host.extend(request, end)
+    host.rank.offer_chunk(request)
+    host.check(request)
+    request.last_node = None
+    host.end(request)
+    host.idle()
+    known = host.rank.match(prompt, None).slots
+    assert len(known) == (0 if cache_type == "chunk_cache" else 20)
+
+
+def test_what_was_computed_for_a_request_without_a_hold_is_freed():
+    host = Host("radix_cache")
+    request = host.admit(list(range(9)))
+    request.last_node.unlock()
+    host.end(request)
+    assert host.pool.available_size() == host.pool.size_per_rank
+    host.idle()
+
+
+@pytest.mark.parametrize("page_size", [1, 4])
+@pytest.mark.parametrize("number", [-1, 1 << 40])
+@pytest.mark.parametrize("cache_type", REUSING)
+def test_a_number_that_is_no_token_is_computed_and_neither_found_nor_kept(cache_type, number, page_size):
+    host = Host(cache_type, page_size=page_size)
+    for _ in range(2):
+        request = host.admit([*range(8), number, *range(8)])
+        assert len(request.prefix_indices) == 0
+        host.rank.offer_chunk(request)
+        assert len(request.prefix_indices) == 17
+        host.check(request)
+        host.decode(request, 3)
+        host.end(request)
+    assert host.pool.available_size() == host.pool.size_per_rank
+    host.idle()
+
+
+def test_half_a_surrogate_pair_is_a_salt_like_any_other():
+    host = Host("radix_cache")
+    host.end(host.admit([1, 2, 3, 4], "\ud800"))
+    assert len(host.rank.match([1, 2, 3], "\ud800").slots) == 3
+    assert len(host.rank.match([1, 2, 3], "\udfff").slots) == 0
+    host.idle()
+
+
 def test_salts_separate_and_an_empty_salt_is_not_none():
     host = Host("radix_cache")
     for salt in (None, "", "a"):

@@ -3,6 +3,7 @@
 The server is started as a user does, with its scheduler in a process of its own.
 """
 
+import contextlib
 import json
 import os
 import signal
@@ -81,6 +82,11 @@ class Server:
             else:
                 return self
 
+    def end(self):
+        """Its log, when it has ended by itself; raises TimeoutExpired when it does not."""
+        assert self._process.wait(START_SECONDS) != 0
+        return self._log.read_text()
+
     def call(self, path, body=None):
         data = None if body is None else json.dumps(body).encode()
         request = urllib.request.Request(
@@ -103,7 +109,8 @@ class Server:
         return "kvcache serves 1 data-parallel rank(s)" in self._log.read_text()
 
     def stop(self):
-        os.killpg(self._process.pid, signal.SIGKILL)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self._process.pid, signal.SIGKILL)
         self._process.wait()
 
 
@@ -154,10 +161,27 @@ def test_what_is_wrong_with_our_flags_and_file_ends_the_start_with_all_of_it(tmp
         assert part in ended.stderr
 
 
-def test_what_cannot_be_served_is_refused_at_start_with_the_reasons(folder):
-    server = Server(folder, ["--kvcache-cache-type", "unified_radix_cache", "--hicache-storage", "none"])
+@pytest.mark.parametrize(
+    ("flags", "reason"),
+    [
+        (["--kvcache-cache-type", "unified_radix_cache", "--hicache-storage", "none"], "sgl-jax's own HiCache"),
+        (["--kvcache-set", "page_size=8", "--page-size", "4"], "started with --page-size 4"),
+        (["--kvcache-cache-type", "nothing_of_that_name"], "nothing_of_that_name"),
+    ],
+)
+def test_what_sgl_jax_s_settings_alone_forbid_ends_the_start_before_anything_is_started(flags, reason):
+    command = [sys.executable, "-m", "kvcache_sgl_jax", *flags, "--model-path", "m", "--device", "cpu"]
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("JAX_", "XLA_"))} | {"JAX_PLATFORMS": "cpu"}
+    ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=env)
+    assert ended.returncode == 2, ended.stderr[-2000:]
+    assert reason in ended.stderr
+    assert "Traceback" not in ended.stderr
+
+
+def test_what_only_its_pools_can_tell_ends_the_server_with_the_reason(folder):
+    """More L2 than any machine has: known when the device pool is there, in the scheduler's process."""
+    server = Server(folder, ["--kvcache-hicache-ratio", "1e12"])
     try:
-        with pytest.raises(AssertionError, match="sgl-jax's own HiCache"):
-            server.wait()
+        assert "hicache.ratio" in server.end()
     finally:
         server.stop()

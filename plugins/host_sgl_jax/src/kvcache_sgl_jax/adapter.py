@@ -42,6 +42,12 @@ class SglPrefixCache(BasePrefixCache):  # pyright: ignore[reportUntypedBaseClass
         self.hicache_enabled = tiers
         self._barrier = barrier
 
+    @property
+    def root_node(self) -> HeldPrefix:
+        """Given to a request that is not looked up, such as one that names a room of disaggregation. It is a new one each time,
+        since two requests would share its receipts; its rank does not matter, since it holds nothing."""
+        return self.ranks[0].root().held
+
     def reset(self) -> None:
         for rank in self.ranks:
             rank.reset()

@@ -9,11 +9,11 @@ from typing import Any, final
 from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.load import LoadedConfig
 from kvcache_core.config.model import CacheConfig
-from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_core.deps import CacheDeps
-from kvcache_core.errors import ConfigError, KVCacheError
+from kvcache_core.errors import KVCacheError
 from kvcache_core.transfer_queue import TransferQueue
 from kvcache_sgl_jax.adapter import SglPrefixCache
+from kvcache_sgl_jax.host_settings import config_for_page_size, model_of
 from kvcache_sgl_jax.kv_pages import KVPages
 from kvcache_sgl_jax.pool_gate import FULL, Barrier, PoolGate
 from kvcache_sgl_jax.rank_allocator import RankAllocator
@@ -52,30 +52,16 @@ class CacheBuilder:
             one_buffer_a_layer=_is_one_buffer_a_layer(pool),
         )
         try:
-            config = self._config(page_size)
+            config = config_for_page_size(self._loaded, page_size)
             refuse_what_cannot_be_served(server_args, shape, config)
             return self._build(config, server_args, req_to_token_pool, token_to_kv_pool_allocator, pool, mesh)
         except KVCacheError as error:
             raise self._loaded.located(error) from error
 
-    def _config(self, page_size: int) -> CacheConfig:
-        """The configuration with the host's page size, which need not be repeated in it. Raises ConfigError if it is, wrongly."""
-        config = self._loaded.config
-        if self._loaded.sources.gives(("page_size",)) and config.page_size != page_size:
-            raise ConfigError(
-                f"page_size is {config.page_size}, but sgl-jax was started with --page-size {page_size}; leave it out",
-                path=("page_size",),
-            )
-        return config.model_copy(update={"page_size": page_size})
-
     def _build(
         self, config: CacheConfig, server_args: Any, req_to_token_pool: Any, allocator: Any, pool: Any, mesh: Any
     ) -> SglPrefixCache:
-        model = ModelSpec(
-            model_id=server_args.served_model_name or server_args.model_path,
-            model_version=server_args.revision or "",
-            model_class="full_attention",
-        )
+        model = model_of(server_args)
         barrier = Barrier()
         ranks: list[RankCache] = []
         for rank in range(allocator.dp_size):

@@ -75,6 +75,9 @@ class RankCache:
         self._table = table
         self._gate = gate
         self._page_size = allocator.page_size
+        self._kept: dict[int, tuple[HostRequest, HeldPrefix]] = {}
+        """By row: the holds that `offer_chunk` left with requests. sgl-jax loses `last_node` between the chunks of a request that
+        names a room of its disaggregation."""
 
     @property
     def evictable(self) -> int:
@@ -90,7 +93,9 @@ class RankCache:
     def match(self, token_ids: Sequence[int], extra_key: str | None) -> Found:
         """The longest known prefix. sgl-jax wants the slots at once, so it is locked for a moment: it becomes recent, as in
         sgl-jax's own caches."""
-        ids, key = as_ids(token_ids), as_extra_key(extra_key)
+        ids, key = known_ids(token_ids), as_extra_key(extra_key)
+        if ids is None:
+            return self.root()
         match = self.cache.match_prefix(ids, key)
         held = HeldPrefix(self.cache, self._rank, ids, key, match)
         if not match.device_len:
@@ -102,13 +107,19 @@ class RankCache:
         self.cache.unlock_ref(lock)
         return Found(slots, held, match.host_len - match.device_len)
 
+    def root(self) -> Found:
+        """The prefix of no tokens, for a prompt that is not looked up; its hold can be locked as any other."""
+        nothing = np.empty(0, np.int32)
+        return Found(NO_SLOTS, HeldPrefix(self.cache, self._rank, nothing, (), self.cache.match_prefix(nothing, ())), 0)
+
     def offer_chunk(self, request: HostRequest) -> None:
         """After a chunk, or the whole prompt, was launched: offer its whole pages and read them from the cache from now on."""
-        row, old = self._row(request), request.last_node
-        ids = as_ids(request.fill_ids)
-        n, start = len(ids), old.length
+        row, old = self._row(request), self._hold_of(request)
+        request.last_node = old
+        ids = known_ids(request.fill_ids)
+        n, start = len(request.fill_ids), old.length
         end = floor_page(n, self._page_size)
-        if end > start:
+        if ids is not None and end > start:
             key = as_extra_key(request.extra_key)
             result = self._insert(ids, row, start, end, key)
             if result.length > start:
@@ -120,6 +131,8 @@ class RankCache:
                 old.unlock()
                 request.last_node = new
                 request.last_matched_prefix_len = request.cache_protected_len = result.length
+        assert request.req_pool_idx is not None
+        self._kept[request.req_pool_idx] = (request, request.last_node)
         request.prefix_indices = row[:n].copy()
 
     def finish(self, request: HostRequest, *, insert: bool) -> None:
@@ -128,14 +141,19 @@ class RankCache:
         sgl-jax may finish a request twice; the second time there is nothing to free and nothing held.
         """
         n = request.pop_committed_kv_cache()
-        held = request.last_node
+        held = self._hold_of(request)
+        if request.req_pool_idx is not None:
+            self._kept.pop(request.req_pool_idx, None)
         if not held.locked:
+            if n:
+                # Nothing of it is the cache's, and nobody else would give it back.
+                self._allocator.free_slots(self._row(request)[:n].copy())
             return
         row, start = self._row(request), held.length
         end = floor_page(n, self._page_size)
         rest = row[start:n].copy()
-        if insert and end > start:
-            ids = as_ids((request.origin_input_ids + request.output_ids)[:n])
+        ids = known_ids((request.origin_input_ids + request.output_ids)[:n]) if insert and end > start else None
+        if ids is not None:
             result = self._insert(ids, row, start, end, as_extra_key(request.extra_key))
             back = np.concatenate([result.duplicates[FULL], result.refused[FULL]])
             rest = np.concatenate([slots_of(back, self._page_size), row[end:n]])
@@ -190,6 +208,10 @@ class RankCache:
         if not self.cache.reset():
             raise IntegrityError("the cache cannot be flushed: a request still holds a prefix")
 
+    def _hold_of(self, request: HostRequest) -> HeldPrefix:
+        owner, held = self._kept.get(request.req_pool_idx or 0, (None, request.last_node))
+        return held if owner is request else request.last_node
+
     def _row(self, request: HostRequest) -> npt.NDArray[np.int32]:
         assert request.req_pool_idx is not None, "the host offers tokens of a request that has no row of the page table"
         return self._table.req_to_token[request.req_pool_idx]
@@ -204,11 +226,21 @@ class RankCache:
         return slots_of(lock.segment(FULL).indices, self._page_size)
 
 
-def as_ids(token_ids: Sequence[int]) -> npt.NDArray[np.int32]:
-    """sgl-jax keeps tokens in lists; keys are compared by the bytes of int32. Raises OverflowError for what is no int32."""
-    return np.array(token_ids, dtype=np.int32)
+def known_ids(token_ids: Sequence[int]) -> npt.NDArray[np.int32] | None:
+    """sgl-jax keeps tokens in lists; keys are compared by the bytes of int32.
+
+    None for a prompt with a number that is no token, which sgl-jax computes all the same: it is neither found nor kept.
+    """
+    try:
+        ids = np.array(token_ids, dtype=np.int32)
+    except OverflowError:
+        return None
+    return None if len(ids) and int(ids.min()) < 0 else ids
 
 
 def as_extra_key(extra_key: str | None) -> ExtraKey:
-    """sgl-jax has joined salt and LoRA id to one text before it gets here, so it can only be one part. Absent is not empty."""
-    return () if extra_key is None else (extra_key.encode(),)
+    """sgl-jax has joined salt and LoRA id to one text before it gets here, so it can only be one part. Absent is not empty.
+
+    Half a surrogate pair, which JSON can carry, is a text like any other.
+    """
+    return () if extra_key is None else (extra_key.encode("utf-8", "surrogatepass"),)

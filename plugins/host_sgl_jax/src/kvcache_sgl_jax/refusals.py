@@ -49,9 +49,10 @@ def _of_the_server(args: Any) -> Iterator[str]:
         yield "--schedule-policy dfs-weight walks the nodes of sgl-jax's own tree; use fcfs or lpm"
     if args.hicache_storage != "disable":
         yield "--hicache-storage starts sgl-jax's own HiCache; set hicache in kvcache's configuration (--kvcache-hicache-ratio 2)"
-    if args.enable_unified_radix_tree:
+    # sgl-jax sets the next two by itself for the flags before: what nobody wrote is no reason.
+    if args.enable_unified_radix_tree and args.hicache_storage == "disable":
         yield "--enable-unified-radix-tree chooses a tree of sgl-jax's own; set cache_type: unified_radix_cache instead"
-    if args.disable_radix_cache:
+    if args.disable_radix_cache and not args.multimodal:
         yield "--disable-radix-cache chooses a cache of sgl-jax's own; set cache_type: chunk_cache instead"
 
 
@@ -60,6 +61,8 @@ def _of_the_config(args: Any, shape: HostShape, config: CacheConfig) -> Iterator
         yield f"disaggregation_mode is {config.disaggregation_mode}, and this adapter serves no disaggregation loop; remove it"
     if config.hicache is None:
         return
+    if args.enable_return_routed_experts:
+        yield "--enable-return-routed-experts keeps expert ids by slot, and L2 puts a page into another slot; remove hicache"
     if config.hicache.storage is not None:
         yield f"hicache.storage is {config.hicache.storage.kind}, and sgl-jax never asks for L3; set storage: none for L1 + L2"
     if not shape.one_buffer_a_layer:
