@@ -81,7 +81,7 @@ class ServerProcess:
         ready: Callable[[], bool],
         environment: Mapping[str, str] = _NOTHING,
     ) -> None:
-        """`ready`: asked again and again until it is True; it may raise OSError till then. `environment`: beside this process's."""
+        """`ready`: asked again and again until it is True; it may raise OSError till then. `environment`: added to ours."""
         self.folder = folder
         self._command = tuple(command)
         self._ready = ready
