@@ -6,18 +6,25 @@ if TYPE_CHECKING:
     from kvcache_core.config.problems import Problem
 
 
+def did_you_mean(suggestion: str | None) -> str:
+    """How a suggestion is shown, behind what is wrong."""
+    return f" (did you mean '{suggestion}'?)" if suggestion else ""
+
+
 class KVCacheError(Exception):
     """Base of all deliberate errors. Its text says what is wrong and what to do about it.
 
     `path` names the configuration field that decided, such as `("hicache", "storage")`, where there is one: whoever knows the
-    file can then point at it.
+    file can then point at it. `suggestion`: the name that was probably meant; `message` is the text without it.
 
     What to do: read the text; it names the field, the plugin or the file.
     """
 
-    def __init__(self, message: str = "", *, path: tuple[str | int, ...] = ()) -> None:
-        super().__init__(message)
+    def __init__(self, message: str = "", *, path: tuple[str | int, ...] = (), suggestion: str | None = None) -> None:
+        super().__init__(message + did_you_mean(suggestion))
+        self.message = message
         self.path = path
+        self.suggestion = suggestion
 
 
 class ConfigError(KVCacheError):

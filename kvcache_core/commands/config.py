@@ -92,11 +92,15 @@ def _with_json_problems(action: Action) -> Action:
         except KVCacheError as error:
             if not args.json:
                 raise
-            problems = error.problems if isinstance(error, InvalidConfigError) else (Problem(error.path, str(error)),)
+            problems = error.problems if isinstance(error, InvalidConfigError) else (_problem_of(error),)
             _print_json({"valid": False, "problems": [problem.as_dict() for problem in problems]})
             return 2
 
     return act
+
+
+def _problem_of(error: KVCacheError) -> Problem:
+    return Problem(error.path, error.message, suggestion=error.suggestion)
 
 
 def _helper(parser: argparse.ArgumentParser) -> Callable[[argparse.Namespace], int]:

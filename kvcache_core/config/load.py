@@ -45,7 +45,7 @@ class LoadedConfig:
         place = self.sources.place(error.path) if error.path else None
         if place is None or (place.line is None and not self.sources.gives(error.path)):
             return error
-        return InvalidConfigError((Problem(error.path, str(error), place),))
+        return InvalidConfigError((Problem(error.path, error.message, place, error.suggestion),))
 
 
 def load_config(path: Path | str | None, overrides: Sequence[Override] = (), registry: Registry | None = None) -> LoadedConfig:
@@ -58,18 +58,32 @@ def load_config(path: Path | str | None, overrides: Sequence[Override] = (), reg
     registry = default_registry() if registry is None else registry
     document = None if path is None else LocatedDocument.read(Path(path))
     folder = Path.cwd() if path is None else Path(path).resolve().parent
-    problems = () if document is None else document.problems
+    unread = () if document is None else document.problems
+    sources = ConfigSources({} if document is None else document.data, document, overrides)
+    problems = (*unread, *sources.problems)
     try:
-        sources = ConfigSources({} if document is None else document.data, document, overrides)
         config, sections = _validate(sources, registry, folder)
     except InvalidConfigError as error:
         # What could not be read stands as None in the data; that None is wrong there as well is no news.
-        unread = {problem.place for problem in problems}
-        more = [problem for problem in error.problems if problem.place not in unread]
-        raise InvalidConfigError(tuple(sorted((*problems, *more), key=_reading_order))) from error
+        places = {problem.place for problem in unread}
+        more = [problem for problem in error.problems if problem.place not in places]
+        raise _all_wrong((*problems, *more), sources, registry) from error
     if problems:
-        raise InvalidConfigError(problems)
+        raise _all_wrong(problems, sources, registry)
     return LoadedConfig(config, sections, folder, None if path is None else Path(path), sources)
+
+
+def _all_wrong(problems: Sequence[Problem], sources: ConfigSources, registry: Registry) -> InvalidConfigError:
+    # A cache type is looked up when one is chosen, where a host may have registered it by then. That will not come to pass here,
+    # and a user wants to hear of it in one go.
+    name, more = sources.data.get("cache_type"), list[Problem]()
+    known = not isinstance(name, str) or (Kind.CACHE_TYPE, name) in OUR_PACKAGES
+    if not known and all(problem.loc != ("cache_type",) for problem in problems):
+        try:
+            registry.cache_type(name)
+        except PluginError as error:
+            more.append(Problem(("cache_type",), error.message, sources.place(("cache_type",)), error.suggestion))
+    return InvalidConfigError(tuple(sorted((*problems, *more), key=_reading_order)))
 
 
 def config_from_mapping(data: Mapping[str, Any], registry: Registry | None = None) -> CacheConfig:

@@ -32,6 +32,8 @@ def problems_of(
             suggestion = closest(str(inner[-1]), allowed_keys(model, inner[:-1], sources, registry))
         elif detail["type"] == "literal_error":
             suggestion = closest(str(detail["input"]), _QUOTED.findall(detail.get("ctx", {}).get("expected", "")))
+        elif detail["type"] == "kvcache":
+            suggestion = detail.get("ctx", {}).get("suggestion")
         yield Problem(loc, message_of(detail), sources.place(loc, key=unknown), suggestion)
 
 
@@ -44,7 +46,7 @@ def message_of(detail: ErrorDetails) -> str:
     if kind == "missing":
         return "required key is missing"
     if kind == "kvcache":
-        return text
+        return str(detail.get("ctx", {}).get("text", text))
     if kind in ("value_error", "assertion_error"):
         return text.split(", ", 1)[-1]
     if kind in _MAPPING_TYPES:

@@ -3,6 +3,8 @@
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from kvcache_core.errors import did_you_mean
+
 Loc = tuple[str | int, ...]
 
 
@@ -39,7 +41,7 @@ class Problem:
 
     def render(self) -> str:
         """`file:line:col: path: what is wrong (did you mean ...?)`, then the source line and a caret."""
-        text = self.message + (f" (did you mean '{self.suggestion}'?)" if self.suggestion else "")
+        text = self.message + did_you_mean(self.suggestion)
         text = ": ".join(part for part in (str(self.place) if self.place else "", dotted(self.loc), text) if part)
         if self.place is None or self.place.line is None or self.place.column is None:
             return text

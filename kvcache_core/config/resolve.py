@@ -74,6 +74,7 @@ class _Objection(NamedTuple):
     text: str
     fatal: bool = False
     absent: bool = False
+    suggestion: str | None = None
 
 
 def usual_model(model_class: ModelClass | None) -> ModelSpec:
@@ -101,7 +102,7 @@ def resolve(config: CacheConfig, model: ModelSpec, registry: Registry) -> Resolu
         try:
             registry.storage(storage)
         except PluginError as error:
-            raise type(error)(str(error), path=("hicache", "storage")) from error
+            raise type(error)(error.message, path=("hicache", "storage"), suggestion=error.suggestion) from error
     resolved = _resolved(config, model, descriptor.name, steps)
     components = tuple(spec.name for spec in model.components) if descriptor.needs_components else ()
     return Resolution(resolved, descriptor.name, str(offer.source), components, storage, tuple(steps))
@@ -158,7 +159,8 @@ def _objection(registry: Registry, name: str, model: ModelSpec, tiers: bool) -> 
     state = registry.state(Kind.CACHE_TYPE, name)
     if state is not State.OFFERED:
         broken = state is State.BROKEN
-        return _Objection(registry.trouble(Kind.CACHE_TYPE, name), fatal=broken, absent=not broken)
+        suggestion = registry.suggestion(Kind.CACHE_TYPE, name)
+        return _Objection(registry.trouble(Kind.CACHE_TYPE, name), broken, not broken, suggestion)
     descriptor = registry.cache_type(name).descriptor
     if tiers and not descriptor.tiers:
         return _Objection(f"cache type '{name}' has no tiers, so hicache cannot work with it")
@@ -216,7 +218,7 @@ def _broken_on_the_way(registry: Registry, model: ModelSpec) -> list[str]:
 def _error(objection: _Objection, text: str, path: Loc) -> ConfigError | PluginError:
     if objection.fatal:
         return PluginError(text, path=path)
-    return (MissingPluginError if objection.absent else ConfigError)(text, path=path)
+    return (MissingPluginError if objection.absent else ConfigError)(text, path=path, suggestion=objection.suggestion)
 
 
 def _resolved(config: CacheConfig, model: ModelSpec, cache_type: str, steps: list[Step]) -> CacheConfig:

@@ -22,7 +22,7 @@ from pydantic.json_schema import JsonSchemaValue
 from pydantic_core import CoreSchema, InitErrorDetails, PydanticCustomError
 
 from kvcache_core.config.secrets import without_secrets
-from kvcache_core.errors import PluginError
+from kvcache_core.errors import PluginError, did_you_mean
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.descriptors import PluginOptions
 from kvcache_core.registry.known import Kind
@@ -52,9 +52,10 @@ def registry_of(info: ValidationInfo) -> Registry:
     return registry if isinstance(registry, Registry) else default_registry()
 
 
-def problem(text: str) -> PydanticCustomError:
+def problem(text: str, suggestion: str | None = None) -> PydanticCustomError:
     """An error whose text is shown as it is; pydantic would read braces in it as placeholders."""
-    return PydanticCustomError("kvcache", "{text}", {"text": text})
+    context = {"text": text, "hint": did_you_mean(suggestion), "suggestion": suggestion}
+    return PydanticCustomError("kvcache", "{text}{hint}", context)
 
 
 def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
@@ -79,7 +80,7 @@ def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
     except PluginError as error:
         where = () if isinstance(value, str) else ("kind",)
         raise ValidationError.from_exception_data(
-            "storage", [InitErrorDetails(type=problem(str(error)), loc=where, input=kind)]
+            "storage", [InitErrorDetails(type=problem(error.message, error.suggestion), loc=where, input=kind)]
         ) from error
     model = offer.descriptor.options
     try:

@@ -39,9 +39,8 @@ class ConfigSources:
     ) -> None:
         """`name` stands for the place of values that came with `base` but from no document.
 
-        Raises:
-            InvalidConfigError: a flag whose value is not YAML, that sets something inside a value that is no mapping, or that the
-                chosen storage backend does not have.
+        `problems`: flags whose value is not YAML, that set something inside a value that is no mapping, or that the chosen
+        storage backend does not have. They are fatal, but leave the data as it was, so a reader goes on and finds the rest.
         """
         self.data: dict[str, Any] = deepcopy(dict(base))
         self.document = document
@@ -54,8 +53,7 @@ class ConfigSources:
                 self._apply(override)
             except InvalidConfigError as error:
                 problems += error.problems
-        if problems:
-            raise InvalidConfigError(tuple(problems))
+        self.problems = tuple(problems)
 
     def place(self, loc: Loc, *, key: bool = False) -> Place | None:
         """Where the value at `loc` was given, or, where nobody gave it, what should have contained it."""

@@ -136,7 +136,7 @@ class Registry:
         return State.ABSENT
 
     def trouble(self, kind: Kind, name: str) -> str:
-        """Why `name` cannot be used and what to do, for a name that is absent or broken."""
+        """Why `name` cannot be used and what to do, for a name that is absent or broken; `suggestion` is not part of it."""
         if (kind, name) in self._duplicates:
             return _duplicate_text(kind, name, self._duplicates[(kind, name)])
         claimants = self._claimants(kind, name)
@@ -146,6 +146,13 @@ class Registry:
         if command is not None:
             return f"{kind} '{name}' is not installed; install it with: {command}"
         return self._unknown(kind, name)
+
+    def suggestion(self, kind: Kind, name: str) -> str | None:
+        """The usable name that was probably meant by one that nobody knows."""
+        if self.state(kind, name) is not State.ABSENT or pip_command(kind, name) is not None:
+            return None
+        close = get_close_matches(name, self.names(kind), n=1)
+        return close[0] if close else None
 
     def check_strict(self) -> None:
         """Raises PluginError if any plugin at all is broken (`--strict-plugins`)."""
@@ -176,14 +183,12 @@ class Registry:
         text = self.trouble(kind, name)
         if (kind, name) in self._duplicates:
             raise DuplicateNameError(text)
-        raise (MissingPluginError if self.state(kind, name) is State.ABSENT else PluginError)(text)
+        error = MissingPluginError if self.state(kind, name) is State.ABSENT else PluginError
+        raise error(text, suggestion=self.suggestion(kind, name))
 
     def _unknown(self, kind: Kind, name: str) -> str:
         names = self.names(kind)
         text = f"no installed plugin provides {kind} '{name}'; installed: {', '.join(names) or 'none'}"
-        close = get_close_matches(name, names, n=1)
-        if close:
-            text += f" (did you mean '{close[0]}'?)"
         # A stranger's plugin that failed before its hooks spoke may have meant to provide the name: say so instead of hiding it.
         mute = [r.trouble() for r in self._records if not r.ok and not r.offers and not names_of_package(r.source.distribution)]
         return text + "".join(f"; perhaps meant: {line}" for line in mute)
