@@ -2,8 +2,9 @@
 
 One engine serves the same prompts with both caches, one after the other in random order, pair by pair; the cache is exchanged
 while the engine is idle and flushed. Timed is what the scheduler's thread spends inside the cache's methods, in its own CPU time
-and by the clock (which includes waiting, for loads and for the forward before); a step is one forward pass. Not in either: what the
-device and the runtime's threads do for copies, and what the cache does between the rounds. The ratio is taken pair by pair, so both sides saw the same machine.
+and by the clock (which includes waiting, for loads and for the forward before); a step is one forward pass. In neither: what the
+device and the runtime's threads do for copies, and what the cache does between the rounds. The ratio is taken pair by pair, so
+both sides saw the same machine.
 
     python benchmarks/bench_sgl_jax.py [--pairs 30] [--requests 16] [--prompt 384] [--overlap] [--hicache-ratio 4]
         [--out out/sgl_jax.json]
@@ -159,7 +160,12 @@ def report(arguments: argparse.Namespace, pairs: list[dict[str, dict[str, float]
         side = [pair[name] for pair in pairs]
         keys = ("us_per_step", "wall_us_per_step", "calls_per_step")
         us, wall, calls = (statistics.median(each[key] for each in side) for key in keys)
-        summary[name] = {"us_per_step": us, "wall_us_per_step": wall, "calls_per_step": calls, "hit": sum(each["hit"] for each in side)}
+        summary[name] = {
+            "us_per_step": us,
+            "wall_us_per_step": wall,
+            "calls_per_step": calls,
+            "hit": sum(each["hit"] for each in side),
+        }
         print(f"| {name} | {us:.0f} | {wall:.0f} | {calls:.1f} | {summary[name]['hit']:.0f} |")
     walls = [pair["ours"]["wall_us_per_step"] / pair["theirs"]["wall_us_per_step"] for pair in pairs]
     summary["wall_ratio"] = statistics.median(walls)
