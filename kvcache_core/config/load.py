@@ -77,8 +77,8 @@ def _all_wrong(problems: Sequence[Problem], sources: ConfigSources, registry: Re
     # A cache type is looked up when one is chosen, where a host may have registered it by then. That will not come to pass here,
     # and a user wants to hear of it in one go.
     name, more = sources.data.get("cache_type"), list[Problem]()
-    known = not isinstance(name, str) or (Kind.CACHE_TYPE, name) in OUR_PACKAGES
-    if not known and all(problem.loc != ("cache_type",) for problem in problems):
+    told = any(problem.loc == ("cache_type",) for problem in problems)
+    if isinstance(name, str) and not told and (Kind.CACHE_TYPE, name) not in OUR_PACKAGES:
         try:
             registry.cache_type(name)
         except PluginError as error:
