@@ -42,7 +42,7 @@ def build(engines, model, page_size, tier, root, recorder):
         storage = {"kind": "file", "path": str(root)}
         hicache |= {"storage": storage, "prefetch_threshold": page_size, "prefetch_timeout": None}
     only_full = model.config.components == ("full",)
-    values = {"cache_type": "radix_cache" if tier == "L1" and only_full else "unified_radix_cache"}
+    values: dict[str, object] = {"cache_type": "radix_cache" if tier == "L1" and only_full else "unified_radix_cache"}
     if tier != "L1":
         values["hicache"] = hicache
     cache = CacheConfig.model_validate({"page_size": page_size, **values})

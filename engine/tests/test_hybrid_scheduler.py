@@ -10,7 +10,7 @@ from kvcache_conformance.hybrid_store import HybridShape, HybridStore, hybrid_an
 from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
-from kvcache_core.contracts.model_spec import ComponentSpec, ModelSpec
+from kvcache_core.contracts.model_spec import ComponentSpec, ModelClass, ModelSpec
 from kvcache_core.contracts.tokens import floor_page
 from kvcache_core.deps import CacheDeps
 from kvcache_core.errors import IntegrityError
@@ -33,7 +33,7 @@ INTERVAL = 16
 SETS = {"FS": ("full", "swa"), "FR": ("full", "recurrent"), "FSR": ("full", "swa", "recurrent")}
 WINDOWS = [(1, 1), (1, 7), (4, 3), (4, 4), (4, 16), (4, 10)]
 """Of one token, and smaller than a page of so many tokens, equal, larger, and no multiple."""
-CLASSES = {"FS": "swa", "FR": "hybrid_recurrent", "FSR": "hybrid_recurrent"}
+CLASSES: dict[str, ModelClass] = {"FS": "swa", "FR": "hybrid_recurrent", "FSR": "hybrid_recurrent"}
 
 
 class NoBuffers:

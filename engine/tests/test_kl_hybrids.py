@@ -13,6 +13,7 @@ from kvcache_conformance.logit_recorder import LogitRecorder, compare, kl_diverg
 from kvcache_conformance.tiny_by_name import TINY_MODELS, resized
 from kvcache_conformance.tiny_models import write_model_folder
 from kvcache_core.config.model import CacheConfig
+from kvcache_core.contracts.cache import Tier
 from kvcache_core.contracts.tokens import floor_page
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.engine import Engine, build_engine
@@ -173,7 +174,7 @@ class Session:
         self.engine.scheduler.step()
         self.engine.scheduler.check_integrity()
 
-    def evict(self, *components: str, tier="device") -> None:
+    def evict(self, *components: str, tier: Tier = "device") -> None:
         cache = self.engine.cache
         for name in components:
             cache.evict(name, cache.size(name, tier).total, tier)

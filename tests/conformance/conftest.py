@@ -6,6 +6,7 @@ are therefore here.
 """
 
 from dataclasses import replace
+from typing import cast
 
 import jax
 import jax.numpy as jnp
@@ -31,6 +32,7 @@ from kvcache_core.contracts.storage import HiCacheStorage
 from kvcache_core.registry.descriptors import PluginOptions
 from kvcache_radix.node import TOKEN_BYTES
 from kvcache_unified_hicache.cache import UnifiedRadixCache
+from kvcache_unified_hicache.page_bytes import PageBytes
 
 COMPONENTS = {"full": make_full, "swa": make_swa, "recurrent": make_recurrent}
 
@@ -93,7 +95,8 @@ def build(host, hicache=None, script=None, storage=None, cache_type=UnifiedRadix
         return cache_type(config, deps)
     assert script is not None
     deps = replace(deps, storage=backend or (lambda options, scope: NoBackend()))
-    page_bytes = ScriptedPageBytes(script, storage, list(host.geometries))
+    # The kit may not import the plugin's tuple of what came; its own has the same two fields.
+    page_bytes = cast("PageBytes", ScriptedPageBytes(script, storage, list(host.geometries)))
     return cache_type(config, deps, open_guard=storage.open_guard, page_bytes=page_bytes)
 
 
