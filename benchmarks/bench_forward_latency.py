@@ -81,7 +81,7 @@ def forwards(arguments: argparse.Namespace) -> tuple[dict[str, Any], bool]:
     rng = np.random.default_rng(0)
     times: dict[str, list[float]] = {name: [] for name in ("off", "off again", "on")}
     counters: Counter[str] = Counter()
-    seconds: Counter[str] = Counter()
+    seconds = dict.fromkeys(times, 0.0)
     steps: Counter[str] = Counter()
     gc.disable()
     start = time.perf_counter()
