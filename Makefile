@@ -8,6 +8,8 @@ PYTHON ?= python3
 UV := $(or $(shell command -v uv 2>/dev/null),.bootstrap/bin/uv)
 # Not `uv run`: it hands Ctrl-C on a second time, and `kvcache run` would not get to say what it has done.
 BIN := .venv/bin
+# One more than cores: some tests wait for servers.
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
 BENCHMARKS := $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
@@ -21,7 +23,7 @@ run: sync ## Serve the example conversations with a real model (examples/quickst
 	@$(BIN)/kvcache run examples/quickstart.yaml $(ARGS)
 
 test: sync ## Run every test (ARGS="-k name" is handed to pytest)
-	@$(BIN)/pytest -q -n auto --dist loadfile $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
 
 lint: sync ## Check style, types and import rules
 	@$(BIN)/ruff check --quiet --output-format concise .

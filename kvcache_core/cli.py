@@ -16,7 +16,7 @@ from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import Kind, pip_command
 from kvcache_core.registry.loading import load_target
 from kvcache_core.registry.registry import Registry, State
-from kvcache_core.standard_output import NO_ROOM, flush_output, give_up_output
+from kvcache_core.standard_output import NO_ROOM, escape_what_cannot_be_encoded, flush_output, give_up_output
 
 RUN = "kvcache_run"
 """The attribute of the parsed namespace that holds the function to call. Long, because plugins' commands share the namespace."""
@@ -62,6 +62,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command line (default: this process's) and return its exit status. No traceback for what a user can cause."""
     try:
         try:
+            escape_what_cannot_be_encoded()
             return _dispatch(list(sys.argv[1:] if argv is None else argv))
         finally:
             flush_output()

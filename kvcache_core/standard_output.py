@@ -1,6 +1,8 @@
-"""What is done when standard output cannot be written to: the reader has gone, or the disk is full. Knows no command."""
+"""What is done when standard output cannot be written to: the reader has gone, the disk is full, or its encoding lacks a character.
+Knows no command."""
 
 import errno
+import io
 import os
 import sys
 
@@ -22,3 +24,14 @@ def flush_output() -> None:
     """Write what is still buffered, so that an error comes while it can be handled. Raises OSError."""
     if sys.stdout is not None:  # closed by whoever started us
         sys.stdout.flush()
+
+
+def holds_unicode() -> bool:
+    """Whether any text can be printed as it is; else data has to be escaped as its own format does it."""
+    return sys.stdout is not None and (sys.stdout.encoding or "").lower().startswith("utf")
+
+
+def escape_what_cannot_be_encoded() -> None:
+    """What the terminal's encoding lacks is shown as an escape from now on, as standard error does, and raises nothing."""
+    if isinstance(sys.stdout, io.TextIOWrapper):
+        sys.stdout.reconfigure(errors="backslashreplace")

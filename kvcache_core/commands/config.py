@@ -20,6 +20,7 @@ from kvcache_core.config.schema import config_schema
 from kvcache_core.contracts.model_spec import ModelSpec
 from kvcache_core.errors import InvalidConfigError, KVCacheError
 from kvcache_core.registry.registry import Registry
+from kvcache_core.standard_output import holds_unicode
 
 AddStrict = Callable[[argparse.ArgumentParser], None]
 Action = Callable[[argparse.Namespace, Registry], int]
@@ -177,7 +178,7 @@ def _show(args: argparse.Namespace, registry: Registry) -> int:
     if args.json:
         _print_json([{"path": dotted(loc), "value": value, "origin": origin} for loc, value, origin in leaves])
         return 0
-    rows = [(dotted(loc), json.dumps(value, ensure_ascii=False), origin) for loc, value, origin in leaves]
+    rows = [(dotted(loc), json.dumps(value, ensure_ascii=not holds_unicode()), origin) for loc, value, origin in leaves]
     paths, values = max(len(row[0]) for row in rows), max(len(row[1]) for row in rows)
     for path, value, origin in rows:
         print(f"{path:{paths}}  {value:{values}}  {origin}")
@@ -214,7 +215,7 @@ def _resolve(args: argparse.Namespace, registry: Registry) -> int:
         _print_json(document)
         return 0
     print(f"# model class: {_assumption(loaded, model)}")
-    print(dump(document), end="")
+    print(dump(document, allow_unicode=holds_unicode()), end="")
     return 0
 
 
@@ -227,4 +228,4 @@ def _schema(args: argparse.Namespace, registry: Registry) -> int:
 
 
 def _print_json(value: object) -> None:
-    print(json.dumps(value, indent=2, ensure_ascii=False))
+    print(json.dumps(value, indent=2, ensure_ascii=not holds_unicode()))

@@ -59,9 +59,9 @@ for _class in (CoreLoader, CoreDumper):
         _class.add_implicit_resolver(_tag, _pattern, _starts)  # pyright: ignore[reportUnknownMemberType]
 
 
-def dump(document: Mapping[str, Any]) -> str:
-    """A mapping as YAML text that `LocatedDocument` reads back as the same, in the same order."""
-    return yaml.dump(dict(document), Dumper=CoreDumper, sort_keys=False, allow_unicode=True)
+def dump(document: Mapping[str, Any], *, allow_unicode: bool = True) -> str:
+    """A mapping as YAML text that `LocatedDocument` reads back as the same, in the same order; in ASCII without `allow_unicode`."""
+    return yaml.dump(dict(document), Dumper=CoreDumper, sort_keys=False, allow_unicode=allow_unicode)
 
 
 def tag_fault(node: yaml.Node) -> str | None:
