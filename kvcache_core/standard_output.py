@@ -1,10 +1,11 @@
-"""What is done when standard output cannot be written to: the reader has gone, the disk is full, or its encoding lacks a character.
-Knows no command."""
+"""What is done when standard output cannot be written to: the reader has gone, the disk is full, or its encoding
+lacks a character. Knows no command."""
 
 import errno
 import io
 import os
 import sys
+from typing import Any, cast
 
 NO_ROOM = frozenset({errno.ENOSPC, errno.EDQUOT, errno.EFBIG})
 """Errors of a file system that takes no more; other OSErrors are not about the output and keep their traceback."""
@@ -33,5 +34,6 @@ def holds_unicode() -> bool:
 
 def escape_what_cannot_be_encoded() -> None:
     """What the terminal's encoding lacks is shown as an escape from now on, as standard error does, and raises nothing."""
-    if isinstance(sys.stdout, io.TextIOWrapper):
-        sys.stdout.reconfigure(errors="backslashreplace")
+    output = cast(object, sys.stdout)
+    if isinstance(output, io.TextIOWrapper):
+        cast("io.TextIOWrapper[Any]", output).reconfigure(errors="backslashreplace")

@@ -60,7 +60,7 @@ for _class in (CoreLoader, CoreDumper):
 
 
 def dump(document: Mapping[str, Any], *, allow_unicode: bool = True) -> str:
-    """A mapping as YAML text that `LocatedDocument` reads back as the same, in the same order; in ASCII without `allow_unicode`."""
+    """A mapping as YAML text that `LocatedDocument` reads back as the same, in order; in ASCII without `allow_unicode`."""
     return yaml.dump(dict(document), Dumper=CoreDumper, sort_keys=False, allow_unicode=allow_unicode)
 
 
