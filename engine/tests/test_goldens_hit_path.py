@@ -145,7 +145,7 @@ def check_memory(engine, golden, n: int) -> None:
     engine.cache.unlock_ref(lock)
 
 
-@pytest.mark.parametrize("page_size", [1, 16])
+@pytest.mark.parametrize("page_size", [pytest.param(1, marks=pytest.mark.slow), 16])
 @pytest.mark.parametrize("tier", TIERS)
 @pytest.mark.parametrize("name", TINY)
 def test_tiny_hybrids(engines, hybrids, name, page_size, tier, tmp_path):
