@@ -8,8 +8,8 @@ PYTHON ?= python3
 UV := $(or $(shell command -v uv 2>/dev/null),.bootstrap/bin/uv)
 # Not `uv run`: it hands Ctrl-C on a second time, and `kvcache run` would not get to say what it has done.
 BIN := .venv/bin
-# One more than cores: some tests wait for servers.
-WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 1)")
+# Two more than cores: some tests wait for servers.
+WORKERS = $(shell $(PYTHON) -c "import os; print(os.cpu_count() + 2)")
 BENCHMARKS := $(patsubst benchmarks/bench_%.py,%,$(wildcard benchmarks/bench_*.py))
 
 .DEFAULT_GOAL := help
