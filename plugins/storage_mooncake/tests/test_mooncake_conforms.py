@@ -9,7 +9,7 @@ from kvcache_conformance.storage_tests import InstalledStorageTests
 
 class TestMooncakeStorage(InstalledStorageTests):
     kind = "mooncake"
-    machine_examples = 6
+    machine_examples = 10
 
     @pytest.fixture(autouse=True)
     def _serve(self, servers):

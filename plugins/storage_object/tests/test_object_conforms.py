@@ -35,7 +35,7 @@ class RawObjects(RawStorage):
 
 class TestObjectStorage(InstalledStorageTests):
     kind = "object"
-    machine_examples = 10
+    machine_examples = 15
 
     @pytest.fixture(autouse=True)
     def _serve(self, server, client):

@@ -78,7 +78,7 @@ class TestOnAClusterWithTimeToLive(RedisKit):
 
 
 class TestOnRedisWithTlsAndPassword(RedisKit):
-    machine_examples = 6  # every opening is a handshake
+    machine_examples = 15
 
     @pytest.fixture(autouse=True)
     def _servers(self, locked_redis):
