@@ -38,12 +38,15 @@ WRONG_ANSWERS = {
 
 
 @pytest.mark.parametrize("trick", WRONG_ANSWERS.values(), ids=WRONG_ANSWERS)
-def test_a_question_that_fails_costs_no_page(guarded, trick):
+def test_a_question_that_fails_costs_no_page_and_is_told(guarded, trick, caplog):
     world = guarded()
     world.backend.tricks["exists"] = trick
     assert world.store([1, 2]) == [True, True]
     assert world.backend.called("set") == [world.keys([1, 2])]
     assert world.counters.storage_state == "ok"
+    assert world.guard.state.last_error.startswith("write: asked what is there: ")
+    assert world.store([3]) == [True]
+    assert len([record for record in caplog.records if "asked what is there" in record.getMessage()]) == 1
 
 
 def test_a_page_that_was_promised_and_did_not_come_is_written_whatever_is_said(guarded):
@@ -114,8 +117,8 @@ def test_doubts_are_bounded(monkeypatch):
     assert several.among("abcde") == {"a", "e"}
 
 
-def a_wrong_answer_costs_no_page(guarded):
-    test_a_question_that_fails_costs_no_page(guarded, WRONG_ANSWERS["fails"])
+def a_wrong_answer_costs_no_page(guarded, caplog):
+    test_a_question_that_fails_costs_no_page_and_is_told(guarded, WRONG_ANSWERS["fails"], caplog)
 
 
 class TestFaultsOfRewrites(PlantedFaultTests):
@@ -129,6 +132,11 @@ class TestFaultsOfRewrites(PlantedFaultTests):
             "a question that fails fails the batch",
             a_wrong_answer_costs_no_page,
             Replacement(_Set, "_there", "return frozenset()", "raise"),
+        ),
+        Fault(
+            "a question that fails is told to nobody",
+            a_wrong_answer_costs_no_page,
+            Replacement(_Set, "account", " or self._unanswered", ""),
         ),
         Fault(
             "the backend's word is always enough",

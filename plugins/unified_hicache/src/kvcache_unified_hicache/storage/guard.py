@@ -247,7 +247,7 @@ class StorageGuard:
             breaker.succeeded(f"{side}: {job.complaint}" if job.complaint else "")
             if job.complaint and not self._complained:
                 self._complained = True
-                log.warning("the storage did not take all pages of a batch (said once): %s", job.complaint)
+                log.warning("the storage works, but not for all that it was asked (said once): %s", job.complaint)
         else:
             breaker.failed(text)
         if breaker.state.word is Word.OPEN and was is not Word.OPEN:

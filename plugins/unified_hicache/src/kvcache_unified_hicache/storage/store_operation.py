@@ -91,6 +91,7 @@ class _Set(OperationJob):
         self._start = start
         self._keys = keys
         self._values = values
+        self._unanswered = ""
 
     def work(self) -> _Written:
         values, self._values = self._values, ()
@@ -106,11 +107,12 @@ class _Set(OperationJob):
 
     def _there(self) -> frozenset[str]:
         """What need not be written: another process may have stored it, or this one did before the page left memory. Asking only
-        saves work, so whatever is wrong with the answer, the pages are written."""
+        saves work, so whatever is wrong with the answer, the pages are written, and the fault is told as a complaint."""
         asked = [key for key in self._keys if key not in self._store.doubted]
         try:
             flags = checked_flags(self._store.backend.exists(asked), len(asked)) if asked else []
-        except Exception:
+        except Exception as error:
+            self._unanswered = f"asked what is there: {type(error).__name__}: {error}"
             return frozenset()
         return frozenset(key for key, there in zip(asked, flags, strict=True) if there)
 
@@ -122,7 +124,7 @@ class _Set(OperationJob):
             written: _Written = outcome.value
             flags = [key not in written.missing for key in self._keys]
             self._store.taken[self._start : self._start + len(flags)] = flags
-            self.complaint = written.complaint
+            self.complaint = written.complaint or self._unanswered
             if written.keys:
                 books.moved("store", len(written.keys) * self._store.nbytes_each, outcome.seconds)
                 books.stored(written.keys, self._store.nbytes_each)
