@@ -177,7 +177,9 @@ def test_closing_ends_the_calls_that_hang(own_store):
     callers = [threading.Thread(target=ask, daemon=True) for _ in range(3)]
     for caller in callers:
         caller.start()
+    ends = time.monotonic() + LONG
     while len(storage._fan_out._batches) < 3:
+        assert time.monotonic() < ends, f"{len(storage._fan_out._batches)} of 3 calls are under way"
         time.sleep(0.001)
     storage.close()
     for caller in callers:
