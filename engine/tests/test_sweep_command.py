@@ -172,7 +172,7 @@ def point(ratio, host):
         "hit_rate": 0.5 + host,
         "ttft_median_s": 0.2,
         "ttft_p90_s": None,
-        "tiers": {"device": {"pages": 4, "bytes": 4096}},
+        "tiers": {"device": {"pages": 4, "units": {"full": 4}, "bytes": 4096}},
         "movements": {"d2h": movement, "h2d": movement},
         "dropped": {},
     }

@@ -24,6 +24,7 @@ from kvcache_core.errors import StorageError
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.attaching import Attaching
 from kvcache_unified_hicache.cache import UnifiedRadixCache
+from kvcache_unified_hicache.copies_down import CopiesDown
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.host_tier import TreeVictims
 from kvcache_unified_hicache.leftovers import Leftovers
@@ -124,6 +125,29 @@ def test_a_page_is_given_up_when_it_leaves_memory_and_the_storage_did_not_take_i
     reason = "too many bytes in flight to L3" if tells == "at once" else "the storage did not take it"
     assert counters.dropped == {reason: 2 * PAGE}
     assert counters.postponed == {"too many bytes in flight to L3": 2 * PAGE}
+    finish(world)
+
+
+@pytest.mark.parametrize("taken", ["never", "later"])
+def test_what_leaves_the_host_while_the_device_has_it_is_put_off(stored, taken):
+    """S10: it is copied to the host again before the device loses it, and only then given up or stored."""
+    world = stored(ROOM, StorageScript())
+    world.stored.script.refusing = True
+    compute(world, ids(1, 2))
+    world.turn()
+    world.turn()
+    world.evict_host("full", 64)
+    counters = world.cache.counters
+    assert counters.postponed == {"too many bytes in flight to L3": 2 * PAGE} and not counters.dropped
+    evict(world)
+    world.turn()
+    world.turn()
+    world.stored.script.refusing = taken == "never"
+    world.evict_host("full", 64)
+    world.settle()
+    assert counters.dropped == ({"too many bytes in flight to L3": 2 * PAGE} if taken == "never" else {})
+    assert counters.postponed == {"too many bytes in flight to L3": 2 * PAGE}
+    assert is_stored(world, ids(1, 2)) == (taken != "never")
     finish(world)
 
 
@@ -615,6 +639,10 @@ def leaves_memory(stored):
     test_a_page_is_given_up_when_it_leaves_memory_and_the_storage_did_not_take_it(stored, "later")
 
 
+def was_put_off(stored):
+    test_what_leaves_the_host_while_the_device_has_it_is_put_off(stored, "later")
+
+
 def another_extra_key(stored):
     test_another_extra_key_never_hits(stored, (b"lora",))
 
@@ -645,6 +673,11 @@ class TestFaultsOfStorage(PlantedFaultTests):
             "S10: what leaves memory counts as put off",
             leaves_memory,
             Replacement(Persists, "offer", "marks.leave(first, n)", "pass"),
+        ),
+        Fault(
+            "S10: what the device has still counts as lost",
+            was_put_off,
+            Replacement(CopiesDown, "leaves_host", "node.cells[c].device is None", "True"),
         ),
         Fault(
             "S10: what is refused is not counted",

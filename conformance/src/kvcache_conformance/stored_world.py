@@ -43,6 +43,7 @@ class StoredWorld:
         self._cache = cache
         self._persists = persists
         self._dropped = 0
+        self._postponed = 0
 
     def prefetch(self, ids: list[int], extra_key: ExtraKey) -> Prefetch | Refused:
         before = len(self.script.pending)
@@ -83,23 +84,42 @@ class StoredWorld:
             require(prefetch.ticket.done and not prefetch.ticket.ok, "a reset ends prefetches without a result")
         self.ended()
 
-    def check_lost(self, call: str, model: PrefixModel, lost: Mapping[str, Collection[PageKey]], *, forgets: bool) -> None:
-        """`lost`: pages that left host memory in the last call. Each was stored, is being stored, or counts as dropped."""
-        dropped = sum(self._cache.counters.dropped.values())
+    def check_lost(
+        self,
+        call: str,
+        model: PrefixModel,
+        lost: Mapping[str, Collection[PageKey]],
+        copying: Mapping[str, Collection[PageKey]],
+        *,
+        forgets: bool,
+    ) -> None:
+        """`lost`: pages that left host memory in the last call. Each was stored, is being stored, or counts as dropped; one that
+        the device has as well, or that is `copying` to the host again, will be offered again, and counts as postponed."""
+        dropped, postponed = (sum(c.values()) for c in (self._cache.counters.dropped, self._cache.counters.postponed))
         counted, self._dropped = dropped - self._dropped, dropped
+        put_off, self._postponed = postponed - self._postponed, postponed
         if forgets or not self._persists:
             return
-        uncounted = 0
+        uncounted = kept = 0
         for name, keys in lost.items():
+            remaining = {*model.resident(name).values(), *copying[name]} if keys else set[PageKey]()
             unit = 1 if model.geometries[name].at_node_end else model.page_size
             for extra_key, prefix in keys:
                 held = self.script.holds(page_content(extra_key, name, prefix).tobytes())
                 self.events["left L2 for L3"] += held
-                uncounted += 0 if held else unit
+                if (extra_key, prefix) in remaining:
+                    kept += 0 if held else unit
+                else:
+                    uncounted += 0 if held else unit
         require(
             uncounted <= counted, f"{call}: {uncounted} units left L2, are not in L3, and only {counted} are counted as dropped"
         )
+        require(
+            uncounted + kept <= counted + put_off,
+            f"{call}: {kept} units left L2, are in memory still and not in L3, and only {put_off} are counted as postponed",
+        )
         self.events["left L2, dropped"] += uncounted > 0
+        self.events["left L2, postponed"] += kept > 0
 
     def check_report(self, report: PersistReport, model: PrefixModel, resident: Mapping[str, Collection[PageKey]]) -> None:
         """After `persist`: what is not in the report as remaining or dropped is in the storage."""

@@ -167,7 +167,7 @@ class TierLedger:
         self.events["pages lost, counted"] += bool(lost) and not forgets
         if self._stored is not None:
             left = {name: held.keys() - self.claims.resident[name].keys() for name, held in before.resident.items()}
-            self._stored.check_lost(call, model, left, forgets=forgets)
+            self._stored.check_lost(call, model, left, self.claims.copying, forgets=forgets)
             self._stored.script.landed.clear()
             if forgets:
                 self._stored.forget()
