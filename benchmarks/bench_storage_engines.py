@@ -20,6 +20,7 @@ from radix_tree import figures
 from radix_tree.figures import Figure, compare
 from radix_tree.rounds import STEADY
 from storage_engines.engine import Engine
+from storage_engines.mooncake_engine import mooncake_engine
 from storage_engines.object_engine import object_engine
 from storage_engines.redis_engine import cluster_engine, redis_engine
 from storage_engines.sides import WHAT, Sides, rounds
@@ -28,6 +29,7 @@ ENGINES: Mapping[str, Callable[[Path], AbstractContextManager[Engine]]] = {
     "redis": redis_engine,
     "redis-cluster": cluster_engine,
     "object": object_engine,
+    "mooncake": mooncake_engine,
 }
 SIZES = (256 * 1024, 1024 * 1024)
 TARGET = 1 / 0.8
