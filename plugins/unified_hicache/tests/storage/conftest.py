@@ -81,12 +81,14 @@ class ReadsInto(ScriptedBackend):
 
     @staticmethod
     def _fill(value, places):
+        if value is None:
+            return None
         at = 0
-        for place in places if value is not None else ():
+        for place in places:
             part = value[at : at + len(place)]
             place[: len(part)] = part
             at += len(part)
-        return value if value is None else len(value)
+        return len(value)
 
 
 class PlainRoom:

@@ -2,19 +2,13 @@
 
 import pytest
 
+from kvcache_conformance.backend_tricks import raises
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_core.contracts.storage import NotAllStoredError
 from kvcache_unified_hicache.storage import doubts
 from kvcache_unified_hicache.storage.doubts import Doubts
 from kvcache_unified_hicache.storage.fetch_operation import _Get
 from kvcache_unified_hicache.storage.store_operation import _Set
-
-
-def raises(error):
-    def trick(honest, keys):
-        raise error
-
-    return trick
 
 
 def test_what_the_backend_has_is_not_written_again(guarded):

@@ -2,14 +2,11 @@
 
 import pytest
 
+from kvcache_conformance.backend_tricks import flipped
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_core.contracts.pools import PageArray
 from kvcache_unified_hicache.storage.fetch_operation import _Get
 from kvcache_unified_hicache.storage.page_frame import PageFrame
-
-
-def flipped(value):
-    return value[:150] + bytes([value[150] ^ 1]) + value[151:]
 
 
 def fetched(world, room, numbers):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from kvcache_conformance.backend_tricks import gives, raises
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_processes import StorageOpener
 from kvcache_core.contracts.storage import StorageScope
@@ -34,34 +35,23 @@ def test_the_smallest_limit_has_room_for_it(tmp_path):
     backend.close()
 
 
-def refused(error):
-    def trick(honest, keys):
-        raise error
-
-    return trick
-
-
-def changed(change):
-    return lambda honest, keys: change(honest())
-
-
 BREACHES = {
-    "cannot write": ("set", refused(PermissionError(13, "Permission denied")), "'set': PermissionError"),
+    "cannot write": ("set", raises(PermissionError(13, "Permission denied")), "'set': PermissionError"),
     "writes nothing": ("set", lambda honest, keys: None, r"'exists': it answered \[False, False\]"),
-    "ends the program": ("set", refused(SystemExit(1)), "'set': SystemExit"),
+    "ends the program": ("set", raises(SystemExit(1)), "'set': SystemExit"),
     "sees everything": ("exists", lambda honest, keys: [True] * len(keys), "'exists, before': it answered"),
     "sees nothing": ("exists", lambda honest, keys: [False] * len(keys), "'exists': it answered"),
     "answers too little": (
         "exists",
-        changed(lambda flags: flags[:1]),
+        gives(lambda flags: flags[:1]),
         "'exists, before': BadAnswerError: it gave 1 answers for 2",
     ),
-    "answers in numbers": ("exists", changed(lambda flags: list(map(int, flags))), "'exists, before': BadAnswerError"),
+    "answers in numbers": ("exists", gives(lambda flags: list(map(int, flags))), "'exists, before': BadAnswerError"),
     "gives nothing": ("get", lambda honest, keys: [None] * len(keys), "'get': a page that was just stored is not there"),
-    "gives another order": ("get", changed(lambda values: values[::-1]), "'get': BadPageError"),
-    "gives broken pages": ("get", changed(lambda values: [value and value[:-1] for value in values]), "'get': BadPageError"),
-    "gives texts": ("get", changed(lambda values: [str(value) for value in values]), "'get': BadAnswerError"),
-    "cannot delete": ("delete", refused(OSError("no")), "'delete': OSError: no"),
+    "gives another order": ("get", gives(lambda values: values[::-1]), "'get': BadPageError"),
+    "gives broken pages": ("get", gives(lambda values: [value and value[:-1] for value in values]), "'get': BadPageError"),
+    "gives texts": ("get", gives(lambda values: [str(value) for value in values]), "'get': BadAnswerError"),
+    "cannot delete": ("delete", raises(OSError("no")), "'delete': OSError: no"),
     "deletes nothing": ("delete", lambda honest, keys: None, "'exists, after': it answered"),
 }
 

@@ -87,7 +87,7 @@ def test_bytes_and_events_are_counted(guarded):
 
 def test_bytes_in_flight_are_bounded(guarded):
     """S10: what is too much is refused at once, and nothing of it is made."""
-    world = guarded(max_bytes_in_flight=10 * GuardedSize.of(guarded))
+    world = guarded(max_bytes_in_flight=10 * guarded().frame.file_bytes)
     world.backend.tricks["set"] = world.backend.hang
     assert world.start_store(range(6))
     world.backend.wait_until_hanging()
@@ -104,12 +104,6 @@ def test_bytes_in_flight_are_bounded(guarded):
     assert made == []
     assert world.start_store(range(6, 12))
     assert world.settle() == [[True] * 6]
-
-
-class GuardedSize:
-    @staticmethod
-    def of(guarded):
-        return guarded().frame.file_bytes
 
 
 def test_a_request_larger_than_the_bound_goes_alone(guarded):
@@ -246,41 +240,6 @@ def test_slow_writes_leave_a_thread_to_readers(guarded):
 def test_wait_returns_at_once_while_nothing_is_to_come(guarded):
     world = guarded()
     world.guard.wait(float("inf"))
-
-
-def test_everything_ends_with_close(guarded, threads):
-    world = guarded()
-    world.store([1])
-    assert len(threads()) == 4
-    world.guard.close(60)
-    assert threads() == []
-    assert world.backend.closed == 1
-    world.guard.close(60)
-    assert world.backend.closed == 1
-    assert not world.start_exists([1])
-    assert not world.start_store([1])
-    assert not world.start_fetch([1])
-    assert world.guard.poll() == 0
-    world.guard.wait(float("inf"))
-
-
-def test_close_drops_what_is_under_way(guarded, threads):
-    """S9: nobody is called any more, and what was not begun never begins."""
-    world = guarded(workers=1)
-    world.backend.tricks["set"] = world.backend.hang
-    world.start_store([1])
-    world.backend.wait_until_hanging()
-    world.start_store([2])
-    world.guard.close(0)
-    assert world.guard.idle
-    assert world.guard.in_flight == 0
-    world.backend.released.set()
-    for thread in threads():
-        thread.join(60)
-    assert threads() == []
-    assert world.guard.poll() == 0
-    assert world.answers == []
-    assert world.backend.called("set") == [[world.key(1)]]
 
 
 class TestFaultsOfTheGuard(PlantedFaultTests):
