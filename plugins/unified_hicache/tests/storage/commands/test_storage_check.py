@@ -1,0 +1,23 @@
+"""`kvcache storage check`: the start-up self-test by hand."""
+
+import json
+
+
+def test_check_does_the_self_test(store, kvcache):
+    status, out, _ = kvcache("check")
+    assert status == 0
+    assert out.splitlines()[-1] == "storage 'file' works"
+    assert "exists, before" in out and " ms" in out
+    assert store.left() == set()
+    report = json.loads(kvcache("check", "--json")[1])
+    assert report["works"] and len(report["steps"]) == 7
+
+
+def test_check_fails_with_the_reason_and_the_place(store, kvcache):
+    """C5: a root that cannot be a folder."""
+    store.root.write_text("a file")
+    status, out, err = kvcache("check")
+    assert (status, out) == (1, "")
+    assert str(store.root) in err
+    assert f"{store.config}:2:" in err
+    assert json.loads(kvcache("check", "--json")[1])["works"] is False
