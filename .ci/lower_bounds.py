@@ -9,6 +9,8 @@ import tomllib
 from importlib.metadata import version
 from pathlib import Path
 
+from packaging.version import Version
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -22,23 +24,14 @@ def declared() -> list[str]:
     return sorted({text for text in found if not text.startswith("kvcache-")})
 
 
-def bounds() -> dict[str, str]:
+def bounds() -> dict[str, Version]:
     """The highest lower bound of each package; all of ours are plain `name>=version`."""
-    highest: dict[str, str] = {}
+    highest: dict[str, Version] = {}
     for text in declared():
         name, lower = text.split(">=")
         name = name.partition("[")[0]  # extras bring packages with bounds of their own
-        known = highest.get(name, lower)
-        highest[name] = max(known, lower, key=release)
+        highest[name] = max(highest.get(name, Version(lower)), Version(lower))
     return highest
-
-
-def release(text: str) -> tuple[int, ...]:
-    """`2.11` and `2.11.0` are the same release."""
-    parts = [int(part) for part in text.split(".")]
-    while parts[-1] == 0:
-        parts.pop()
-    return tuple(parts)
 
 
 def main() -> int:
@@ -48,7 +41,7 @@ def main() -> int:
     wrong = [
         f"{name}: {lower} is declared, {version(name)} was installed"
         for name, lower in bounds().items()
-        if release(version(name)) != release(lower)
+        if Version(version(name)) != lower
     ]
     print("\n".join(wrong))
     return 1 if wrong else 0

@@ -8,7 +8,7 @@ env=$work/lowest
 python=$(uv python find --no-project 3.11 2>/dev/null || echo .venv/bin/python)
 
 uv venv --quiet --python "$python" "$env"
-"$python" .ci/lower_bounds.py >"$work/lowest.txt"
+.venv/bin/python .ci/lower_bounds.py >"$work/lowest.txt"
 uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct -r "$work/lowest.txt" "$work"/dist/*.whl
 "$env/bin/python" .ci/lower_bounds.py --check
 # What servers do when they hang or go, equal logits of hybrids and the random machines take minutes and depend little on versions:

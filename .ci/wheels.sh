@@ -73,7 +73,14 @@ cat >redis.yaml <<'YAML'
 hicache:
   storage: {kind: redis, host: 127.0.0.1, port: 1, password: hunter2}
 YAML
-sed 's/port/prt/' redis.yaml >redis-wrong.yaml
+cat >object.yaml <<'YAML'
+hicache:
+  storage: {kind: object, url: "s3://kvcache/pages", endpoint: "http://127.0.0.1:1", access_key_id: kvcache, secret_access_key: hunter2}
+YAML
+cat >mooncake.yaml <<'YAML'
+hicache:
+  storage: {kind: mooncake, master: "127.0.0.1:1"}
+YAML
 cat >prompts.jsonl <<'JSONL'
 {"id": "one", "prompt": "The capital of France is", "max_tokens": 4}
 JSONL
@@ -141,18 +148,22 @@ PY
 
 # Every storage backend that speaks to servers, alone beside the core and the cache with tiers: its options are validated, and a server
 # that is not there is an error at the start, without a traceback and without the password.
-for kind in redis; do
+for kind in redis object mooncake; do
   new_environment "$kind"
   install "$kind" "$work"/dist/kvcache_{core,radix,component_full,unified_hicache,storage_"$kind"}-*.whl
   use "$kind" kvcache plugins list | grep -F "storage backend $kind:"
-  refuse "$kind" "did you mean" kvcache config validate "$kind-wrong.yaml"
+  sed -E 's/\b(port|endpoint|master):/\1s:/' "$elsewhere/$kind.yaml" >"$elsewhere/$kind-wrong.yaml"
+  refuse "$kind" "$kind-wrong.yaml:2:.*(port|endpoint|master)s: .*did you mean" kvcache config validate "$kind-wrong.yaml"
   use "$kind" kvcache config validate "$kind.yaml"
-  use "$kind" kvcache config show "$kind.yaml" | grep -F '**********'
+  shown=$(use "$kind" kvcache config show "$kind.yaml")
   status=0
   text=$(use "$kind" kvcache storage check "$kind.yaml" 2>&1) || status=$?
   echo "$text"
   ((status == 1)) || fail "status 1 was expected, not $status"
-  ! grep -qE 'Traceback|hunter2' <<<"$text" || fail "a traceback or a secret was printed"
+  grep -qi 'connection refused' <<<"$text" || fail "the error does not say that nobody listens there"
+  ! grep -qE 'Traceback|hunter2' <<<"$shown$text" || fail "a traceback or a secret was printed"
+  # Shown, and masked: Mooncake Store knows no secrets.
+  [[ $kind == mooncake ]] || grep -qF '**********' <<<"$shown" || fail "the secret is not among the options"
 done
 
 # A decode node: the core and ChunkCache alone.
