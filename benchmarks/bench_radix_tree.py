@@ -7,16 +7,13 @@ Without peers it still prints our figures. What is measured and how to read it: 
 """
 
 import argparse
-import datetime
-import json
-import os
 import platform
 import sys
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from radix_tree import figures, rounds, workload
+from radix_tree import figures, results, rounds, workload
 from radix_tree.figures import Figure, compare
 
 OPERATIONS: dict[str, tuple[str, float | None]] = {
@@ -167,8 +164,8 @@ class Bench:
             sides: list[tuple[rounds.Worker, tuple[str, ...]]] = [(self._ours, served)]
             if self._peers.vllm is not None:
                 sides.append((self._peers.vllm, ("--clock", clock, *size)))
-            results = rounds.take_turns(self._rounds, sides)
-            mine, theirs = results[0], results[1] if len(results) > 1 else None
+            taken = rounds.take_turns(self._rounds, sides)
+            mine, theirs = taken[0], taken[1] if len(taken) > 1 else None
             totals = [result["total"] for result in mine]
             peer = None if theirs is None else [result["total"] for result in theirs]
             target = 0.4 if clock == "cpu" else None
@@ -199,20 +196,14 @@ class Bench:
         sides: list[tuple[rounds.Worker, tuple[str, ...]]] = [(self._ours, (*options, *ours_only))]
         if with_peer and self._peers.sglang is not None:
             sides.append((self._peers.sglang, (*options, *self._tree)))
-        results = rounds.take_turns(self._rounds if n is None else n, sides)
-        return results[0], results[1] if len(results) > 1 else None
+        taken = rounds.take_turns(self._rounds if n is None else n, sides)
+        return taken[0], taken[1] if len(taken) > 1 else None
 
 
 def main() -> int:
     args = arguments()
     bench = Bench(args)
-    about = {
-        "command": " ".join(["python benchmarks/bench_radix_tree.py", *_without_paths(sys.argv[1:])]),
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "machine": f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores",
-        "load at the start": f"{os.getloadavg()[0]:.1f}",
-        **bench.versions(),
-    }
+    about = results.about_run(["benchmarks/bench_radix_tree.py", *_without_paths(sys.argv[1:])]) | bench.versions()
     for line in bench.not_run():
         print(line)
     made: list[Figure] = []
@@ -225,12 +216,8 @@ def main() -> int:
         made += _shown(bench.trace(trace))
     missed = [figure.name for figure in made if figure.verdict == "MISS"]
     print("missed: " + ("; ".join(missed) or "nothing"))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"about": about, "figures": [figure.as_dict() for figure in made]}, indent=1) + "\n")
-    if args.markdown is not None:
-        page = figures.markdown("The radix tree beside its peers", about, made, bench.profiles(missed, trace))
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        args.markdown.write_text(page)
+    profiles = {} if args.markdown is None else bench.profiles(missed, trace)
+    results.write("The radix tree beside its peers", about, made, args.json, args.markdown, profiles)
     return 0
 
 

@@ -7,14 +7,10 @@ copies at eviction. Copies themselves are not part of it (bench_owner_thread.py,
 """
 
 import argparse
-import datetime
-import json
-import os
-import platform
 import sys
 from pathlib import Path
 
-from radix_tree import figures, rounds
+from radix_tree import figures, results, rounds
 from radix_tree.figures import Figure, compare
 
 OPERATIONS = {
@@ -45,11 +41,7 @@ def main() -> int:
     n, leaves, times = (300, 1000, 3) if args.quick else (args.n, args.leaves, args.rounds)
     radix = rounds.ours()
     unified = rounds.Worker("unified", (sys.executable, "-m", "radix_tree.unified"))
-    about = {
-        "command": " ".join(["python benchmarks/bench_unified_tree.py", *(["--quick"] if args.quick else [])]),
-        "date": datetime.datetime.now(tz=datetime.UTC).date().isoformat(),
-        "machine": f"{platform.system()} on {platform.machine()}, {os.cpu_count()} cores",
-        "load at the start": f"{os.getloadavg()[0]:.1f}",
+    about = results.about_run(["benchmarks/bench_unified_tree.py", *(["--quick"] if args.quick else [])]) | {
         "peer": "radix_cache, in the same run",
         **radix.run("versions"),
     }
@@ -57,20 +49,16 @@ def main() -> int:
     for part, size in (("operations", ("--n", str(n))), ("eviction", ("--leaves", str(leaves)))):
         sides: list[tuple[rounds.Worker, tuple[str, ...]]] = [(radix, (part, *size))]
         sides += [(unified, (part, *size, "--l2", way)) for way in WAYS]
-        results = rounds.take_turns(times, sides)
+        taken = rounds.take_turns(times, sides)
         keys = OPERATIONS if part == "operations" else {f"evict_{leaves}": f"evict one leaf of {leaves:,}"}
         for key, name in keys.items():
-            plain = [result[key]["median"] for result in results[0]]
-            for way, mine in zip(WAYS, results[1:], strict=True):
+            plain = [result[key]["median"] for result in taken[0]]
+            for way, mine in zip(WAYS, taken[1:], strict=True):
                 # The design's bound is for the cache with L2 on, as it is by default.
                 target = TARGET if way == "insert" else None
                 made.append(compare(f"{name}: {WAYS[way]}", [result[key]["median"] for result in mine], plain, target))
     print(figures.text_table(made))
-    args.json.parent.mkdir(parents=True, exist_ok=True)
-    args.json.write_text(json.dumps({"about": about, "figures": [figure.as_dict() for figure in made]}, indent=1) + "\n")
-    if args.markdown is not None:
-        args.markdown.parent.mkdir(parents=True, exist_ok=True)
-        args.markdown.write_text(figures.markdown("unified_radix_cache beside radix_cache", about, made, {}))
+    results.write("unified_radix_cache beside radix_cache", about, made, args.json, args.markdown)
     return 0
 
 

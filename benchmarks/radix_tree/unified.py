@@ -1,6 +1,6 @@
 """Our worker for unified_radix_cache: the same work as `radix_tree.ours`, with L2 on or off, and prints one line of JSON.
 
-python -m radix_tree.unified operations|eviction --l2 off|insert|evict
+python -m radix_tree.unified operations|eviction|profile --l2 off|insert|evict --components full|hybrid
 
 What is timed is the cache: pages are 16 bytes that nobody writes, and copies to L2 are committed by a stand-in, in `poll`,
 outside what is timed, as an engine's step does it between two requests.
@@ -8,7 +8,7 @@ outside what is timed, as an engine's step does it between two requests.
 
 import argparse
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import jax
@@ -20,17 +20,17 @@ from kvcache_core.config.model import CacheConfig, HiCacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
 from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.model_spec import ModelSpec
-from kvcache_core.contracts.pools import Buffers, PageArray, Pages
-from kvcache_core.contracts.results import Indices, MatchResult, Values, full
+from kvcache_core.contracts.pools import Allocator, Buffers, PageArray, Pages
+from kvcache_core.contracts.results import Indices, MatchResult, Values
 from kvcache_core.deps import CacheDeps
 from kvcache_core.transfer_queue import TransferQueue
-from radix_tree import workload
+from radix_tree import profiles, workload
+from radix_tree.layouts import LAYOUTS, Layout
 from radix_tree.ours import CountingAllocator, NoPoolSet
 
 BackupOn = Literal["insert", "evict"]
 PAGE_BYTES = 16
 HOST_PAGES = 1_200_000
-DEVICE_PAGES = 2**31 - 1  # what CountingAllocator says it has
 
 
 class TinyPool:
@@ -97,39 +97,40 @@ class CommitAtPoll:
         pass
 
 
-def build(allocator: CountingAllocator, backup_on: BackupOn | None) -> BasePrefixCache:
-    """unified_radix_cache for a full-attention model, at page size 16; without L2 for None."""
-    pools = {"full": TinyPool()}
+def build(layout: Layout, allocators: Mapping[str, Allocator], backup_on: BackupOn | None) -> BasePrefixCache:
+    """unified_radix_cache for a model of `layout`, at page size 16; without L2 for None."""
+    pools = {name: TinyPool() for name in layout.names}
     deps = CacheDeps(
-        model=ModelSpec("benchmark", "1", "full_attention"),
+        model=ModelSpec("benchmark", "1", layout.model_class, layout.specs),
         page_size=workload.PAGE,
-        allocators={"full": allocator},
+        allocators=allocators,
         pools=pools,
         pool_set=NoPoolSet(),
         queue=TransferQueue(pools),
         controller=CommitAtPoll,
     )
-    hicache = (
-        None if backup_on is None else HiCacheConfig(host_bytes=HOST_PAGES * PAGE_BYTES, backup_on=backup_on, persist_on="never")
-    )
+    hicache = None
+    if backup_on is not None:
+        host_bytes = len(pools) * HOST_PAGES * PAGE_BYTES
+        hicache = HiCacheConfig(host_bytes=host_bytes, backup_on=backup_on, persist_on="never")
     return build_kv_cache(CacheConfig(cache_type="unified_radix_cache", page_size=workload.PAGE, hicache=hicache), deps)
 
 
 class UnifiedTree:
     """`workload.Tree` over unified_radix_cache. What is not timed (`values`, `matched`) commits copies, like a step."""
 
-    def __init__(self, backup_on: BackupOn | None) -> None:
-        self._allocator = CountingAllocator()
-        self._cache = build(self._allocator, backup_on)
+    def __init__(self, layout: Layout, backup_on: BackupOn | None) -> None:
+        self._layout = layout
+        self._others = layout.names[1:]
+        self._allocators = {name: CountingAllocator() for name in layout.names}
+        self._cache = build(layout, self._allocators, backup_on)
 
     def tokens(self, ids: workload.Ids) -> workload.Ids:
         return ids
 
     def values(self, n_tokens: int) -> Values:
         self._cache.poll()
-        indices = self._allocator.alloc(n_tokens // workload.PAGE)
-        assert indices is not None
-        return full(indices, workload.PAGE)
+        return self._layout.values(n_tokens, self._allocators)
 
     def insert(self, tokens: workload.Ids, values: Values) -> None:
         self._cache.insert(tokens, values)
@@ -147,29 +148,43 @@ class UnifiedTree:
         self._cache.unlock_ref(lock)
 
     def row(self, tokens: workload.Ids) -> int:
+        """The rows of every component; the length is that of full attention."""
         lock: Lock | None = self._cache.lock_ref(self._cache.match_prefix(tokens))
         assert lock is not None
         indices = lock.segment("full").indices
+        for name in self._others:
+            lock.segment(name)
         self._cache.unlock_ref(lock)
         return len(indices) * workload.PAGE
 
     def evict(self, n_tokens: int) -> int:
+        """Of full attention, which takes along what the others have there."""
         return self._cache.evict("full", n_tokens // workload.PAGE) * workload.PAGE
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("part", choices=["operations", "eviction"])
+    parser.add_argument("part", choices=["operations", "eviction", "profile"])
     parser.add_argument("--l2", choices=["off", "insert", "evict"], default="insert")
+    parser.add_argument("--components", choices=list(LAYOUTS), default="full")
     parser.add_argument("--clock", choices=list(workload.CLOCKS), default="cpu")
     parser.add_argument("--n", type=int, default=2000)
     parser.add_argument("--leaves", type=int, default=10_000)
+    parser.add_argument("--what", choices=["insert", "row", "long", "evict"], default="insert")
     args = parser.parse_args()
     backup_on: BackupOn | None = None if args.l2 == "off" else args.l2
+
+    def new_tree() -> UnifiedTree:
+        return UnifiedTree(LAYOUTS[args.components], backup_on)
+
+    result: Any
     if args.part == "operations":
-        result = workload.operations(lambda: UnifiedTree(backup_on), args.clock, args.n)
+        result = workload.operations(new_tree, args.clock, args.n)
+    elif args.part == "eviction":
+        result = workload.eviction(new_tree, args.clock, args.leaves)
     else:
-        result = workload.eviction(lambda: UnifiedTree(backup_on), args.clock, args.leaves)
+        look = {"insert": profiles.inserts, "row": profiles.rows, "long": profiles.long_matches, "evict": profiles.evictions}
+        result = look[args.what](new_tree())
     print(json.dumps(result))
 
 
