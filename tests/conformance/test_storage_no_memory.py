@@ -6,39 +6,28 @@ from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, evict, finish, ids
 from kvcache_conformance.storage_script import ScriptedPageBytes, StorageScript
-from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.stored_scenarios import ROOM, after_restart, prefetch
 from kvcache_unified_hicache import leftovers
 from kvcache_unified_hicache.attaching import Attaching
 from kvcache_unified_hicache.leftovers import Leftovers
 from kvcache_unified_hicache.persists import Persists
-
-ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
 
 
 def no_memory(*arguments):
     raise MemoryError("planted")
 
 
-def filled(stored):
-    storage = StorageScript()
-    first = stored(ROOM, storage)
-    compute(first, ids(1, 2, 3))
-    first.settle()
-    first.cache.close()
-    return stored(ROOM, storage)
-
-
 def test_pages_that_cannot_land_are_a_counted_miss(stored, monkeypatch, caplog):
-    world = filled(stored)
+    world = after_restart(stored, ids(1, 2, 3))
     with monkeypatch.context() as patch:
         patch.setattr(ScriptedPageBytes, "land", no_memory)
-        started = world.prefetch(ids(1, 2, 3))
+        started = prefetch(world, ids(1, 2, 3))
         world.settle()
     assert started.ticket.done and not started.ticket.ok and started.ticket.span == (0, 0)
     assert world.cache.counters.misses["no memory in L2 for what came"] == 3
     assert world.cache.counters.storage_loaded_tokens == 0
     assert world.cache.size("full", "host").free == 64 and "MemoryError" in caplog.text
-    again = world.prefetch(ids(1, 2, 3))
+    again = prefetch(world, ids(1, 2, 3))
     world.settle()
     assert again.ticket.ok and again.ticket.span == (0, 12)
     finish(world)

@@ -1,17 +1,15 @@
-"""What is open already is closed when the rest of the storage tier cannot be made: nobody else has it in hand."""
+"""A storage that cannot be opened, or whose tier cannot be made: an error at the start, and what is open already is closed."""
 
 import pytest
 
-from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.storage_toy import ToyDisk, ToyStorage
-from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.stored_scenarios import ROOM
+from kvcache_core.errors import StorageError
 from kvcache_unified_hicache import storage_tier
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.storage_tier import StorageTier
-
-ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
 
 
 class ClosingStorage(ToyStorage):
@@ -56,6 +54,18 @@ def test_a_guard_is_closed_when_what_uses_it_cannot_be_made(stored, monkeypatch)
     backend, script = fails_to_open(stored, monkeypatch, Fetches, "__init__", MemoryError("planted"))
     assert script.closed == 1
     assert backend.closed == 0  # by the guard, and this one is a script
+
+
+def test_a_backend_that_does_not_work_stops_the_program_at_start(stored):
+    """C5; the error names the field."""
+
+    class ReadOnly:
+        def __call__(self, options, scope):
+            raise PermissionError("planted")
+
+    with pytest.raises(StorageError, match=r"'script' cannot be opened: PermissionError: planted") as info:
+        stored(ROOM, StorageScript(), backend=ReadOnly())
+    assert info.value.path == ("hicache", "storage")
 
 
 def without_a_guard(stored, monkeypatch):

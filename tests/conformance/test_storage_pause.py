@@ -4,14 +4,12 @@ import time
 
 import pytest
 
-from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, find, ids
-from kvcache_conformance.storage_script import ScriptedGuard, StorageScript
-from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.storage_script import ScriptedGuard
+from kvcache_conformance.stored_scenarios import after_restart, prefetch, script_of
 from kvcache_unified_hicache.cache import STORAGE_PAUSE, UnifiedRadixCache
 
-SIZES = TierSizes(PAGE, 16, 64, "insert", "evict")
 MOMENT = 0.25
 
 
@@ -23,22 +21,11 @@ def slept(monkeypatch):
     return seconds
 
 
-def world_with(stored, tokens):
-    """Memory is empty, and storage has `tokens`."""
-    storage = StorageScript()
-    first = stored(SIZES, storage)
-    compute(first, tokens)
-    first.settle()
-    assert not first.persist(5.0).dropped
-    first.cache.close()
-    return stored(SIZES, storage)
-
-
 def test_a_host_waits_for_the_storage_while_that_is_all_there_is(stored, slept):
-    world = world_with(stored, ids(1, 2, 3))
-    script = world.stored.script
+    world = after_restart(stored, ids(1, 2, 3))
+    script = script_of(world)
     script.hold_back()
-    world.prefetch(ids(1, 2, 3))
+    prefetch(world, ids(1, 2, 3))
     script.waits.clear()
     world.cache.pause(MOMENT)
     assert (script.waits, slept) == ([STORAGE_PAUSE], [])
@@ -51,10 +38,10 @@ def test_a_host_waits_for_the_storage_while_that_is_all_there_is(stored, slept):
 
 def test_copies_are_looked_at(stored, slept):
     """Nobody tells when they are complete, so a host must not wait for a storage meanwhile."""
-    world = world_with(stored, ids(1, 2, 3))
-    script = world.stored.script
+    world = after_restart(stored, ids(1, 2, 3))
+    script = script_of(world)
     script.hold_back()
-    world.prefetch(ids(1, 2, 3))
+    prefetch(world, ids(1, 2, 3))
     world.script.hold_back()
     compute(world, ids(7, 8))
     script.waits.clear()
@@ -67,10 +54,10 @@ def test_copies_are_looked_at(stored, slept):
 
 
 def test_whoever_waits_for_a_prefetch_waits_for_the_storage(stored, slept, monkeypatch):
-    world = world_with(stored, ids(1, 2, 3))
-    script = world.stored.script
+    world = after_restart(stored, ids(1, 2, 3))
+    script = script_of(world)
     script.hold_back()
-    ticket = world.prefetch(ids(1, 2, 3)).ticket
+    ticket = prefetch(world, ids(1, 2, 3)).ticket
     monkeypatch.setattr(ScriptedGuard, "wait", lambda guard, timeout: script.let_all_through())
     assert ticket.wait(60.0) and ticket.ok
     assert slept == []

@@ -8,13 +8,13 @@ import pytest
 
 from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
-from kvcache_conformance.scenario_steps import compute, ids
+from kvcache_conformance.scenario_steps import compute, finish, ids
 from kvcache_conformance.storage_script import StorageScript
+from kvcache_conformance.stored_scenarios import ROOM, after_restart, prefetch
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.leftovers import Leftovers
 
-ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
 SMALL = TierSizes(PAGE, 16, 2, "evict", "evict")
 
 
@@ -155,6 +155,23 @@ def test_leftovers_agree_on_everything_that_starts_a_copy(stored, monkeypatch):
     assert heard == [1, 5]
 
 
+def test_all_ranks_take_what_the_last_one_has(stored):
+    """The other rank's storage lacks a page: what this one promises, and what arrives, is cut to what both have."""
+    asked = []
+
+    def agree(values):
+        asked.append(list(values))
+        # Another rank without the third page.
+        return [0 if len(values) == 3 and i == 2 else value for i, value in enumerate(values)]
+
+    world = after_restart(stored, ids(1, 2, 3), agree=agree)
+    started = prefetch(world, ids(1, 2, 3))
+    world.settle()
+    assert [1, 1, 1] in asked
+    assert started.ticket.span == (0, 8)
+    finish(world)
+
+
 def interest_ends_on_one_rank(stored):
     test_interest_that_ends_on_one_rank_ends_on_both(stored, 0)
 
@@ -194,5 +211,15 @@ class TestFaultsOfRanks(PlantedFaultTests):
             "a fetch is planned in every step",
             test_a_fetch_that_waits_for_room_is_planned_when_room_changed,
             Replacement(Fetches, "_bring", "fetch.waits_with == room_now", "False"),
+        ),
+        Fault(
+            "only a rank's own storage counts",
+            test_all_ranks_take_what_the_last_one_has,
+            Replacement(
+                Fetches,
+                "_agreed",
+                "self._agree([int(flag) for of_component in flags for flag in of_component])",
+                "[int(flag) for of_component in flags for flag in of_component]",
+            ),
         ),
     )

@@ -4,12 +4,11 @@ from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, evict, finish, ids
 from kvcache_conformance.storage_script import StorageScript
-from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.stored_scenarios import ROOM, after_restart, prefetch, script_of
 from kvcache_core.contracts.locks import Refused
 from kvcache_unified_hicache.fetches import Fetches
 from kvcache_unified_hicache.persists import Persists
 
-ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
 BYTES = "too many bytes in flight to L3"
 
 
@@ -18,48 +17,39 @@ def busy(script, *sides):
     script.refusing, script.word, script.sides = True, "open", sides
 
 
-def filled(stored):
-    storage = StorageScript()
-    first = stored(ROOM, storage)
-    compute(first, ids(1, 2, 3))
-    first.settle()
-    first.cache.close()
-    return stored(ROOM, storage)
-
-
 def test_a_full_disk_gives_up_no_fetch_that_waits_for_bytes(stored):
     """S2, T21: sent later, and not answered with nothing."""
-    world = filled(stored)
-    started = world.prefetch(ids(1, 2, 3))
-    busy(world.stored.script, "write")
+    world = after_restart(stored, ids(1, 2, 3))
+    started = prefetch(world, ids(1, 2, 3))
+    busy(script_of(world), "write")
     for _ in range(3):
         world.turn()
     assert not started.ticket.done
-    world.stored.script.let_all_through()
+    script_of(world).let_all_through()
     world.settle()
     assert started.ticket.ok and started.ticket.span == (0, 12)
     finish(world)
 
 
 def test_a_storage_that_cannot_be_read_gives_up_a_fetch_at_once(stored):
-    world = filled(stored)
-    started = world.prefetch(ids(1, 2, 3))
-    busy(world.stored.script, "read")
+    world = after_restart(stored, ids(1, 2, 3))
+    started = prefetch(world, ids(1, 2, 3))
+    busy(script_of(world), "read")
     for _ in range(3):
         world.turn()
     assert started.ticket.done and not started.ticket.ok
-    world.stored.script.let_all_through()
+    script_of(world).let_all_through()
     finish(world)
 
 
 def test_a_fetch_refused_while_the_disk_is_full_is_tried_again(stored):
     """BUSY passes, UNAVAILABLE does not."""
-    world = filled(stored)
-    busy(world.stored.script, "write")
+    world = after_restart(stored, ids(1, 2, 3))
+    busy(script_of(world), "write")
     assert world.prefetch(ids(1, 2, 3)) is Refused.BUSY
-    busy(world.stored.script, "read")
+    busy(script_of(world), "read")
     assert world.prefetch(ids(1, 2, 3)) is Refused.UNAVAILABLE
-    world.stored.script.let_all_through()
+    script_of(world).let_all_through()
     finish(world)
 
 
@@ -67,15 +57,15 @@ def test_a_storage_that_cannot_be_read_is_written_once_there_is_room(stored):
     world = stored(ROOM, StorageScript())
     compute(world, ids(1, 2))
     world.settle()
-    busy(world.stored.script, "read")
+    busy(script_of(world), "read")
     assert world.persist(0.0).remaining == 2
-    busy(world.stored.script, "write")
+    busy(script_of(world), "write")
     assert world.cache.persist(1.0).dropped == {"the storage is unavailable": 2}
-    busy(world.stored.script, "read")
+    busy(script_of(world), "read")
     evict(world)
     world.evict_host("full", 64)
     assert world.cache.counters.dropped[BYTES] == 2 * PAGE
-    world.stored.script.let_all_through()
+    script_of(world).let_all_through()
     finish(world)
 
 

@@ -5,17 +5,28 @@ nothing that is special to a scenario.
 """
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import numpy as np
 
+from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.geometries import FULL
 from kvcache_conformance.page_content import page_content
 from kvcache_conformance.scenario_steps import compute
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.stored_world import Prefetch
+from kvcache_conformance.tier_steps import TierSizes
 from kvcache_conformance.tiered_world import TieredWorld
+from kvcache_core.contracts.model_spec import ComponentSpec
 from kvcache_core.contracts.tokens import ExtraKey
 
 Tokens = Sequence[int]
+
+ROOM = TierSizes(PAGE, 16, 64, "insert", "evict")
+"""A host that holds whatever a scenario has; a page is stored when it leaves it."""
+
+INSERT = ROOM._replace(persist_on="insert")
+"""The same, and a page is stored as soon as it is there."""
 
 
 def in_storage(make: Callable[[StorageScript], TieredWorld], *prompts: Tokens) -> TieredWorld:
@@ -30,12 +41,29 @@ def in_storage(make: Callable[[StorageScript], TieredWorld], *prompts: Tokens) -
     return make(storage)
 
 
+def after_restart(
+    stored: Callable[..., TieredWorld],
+    *prompts: Tokens,
+    sizes: TierSizes = ROOM,
+    components: Sequence[ComponentSpec] = (FULL,),
+    **changes: Any,
+) -> TieredWorld:
+    """`in_storage` for a fixture `stored(sizes, script, components, **changes)`."""
+    return in_storage(lambda storage: stored(sizes, storage, components, **changes), *prompts)
+
+
 def prefetch(world: TieredWorld, tokens: Tokens, extra_key: ExtraKey = ()) -> Prefetch:
     """A prefetch that must be accepted; nothing has come yet."""
     started = world.prefetch(list(tokens), extra_key)
     assert isinstance(started, Prefetch), started
     world.verify()
     return started
+
+
+def withdraw(world: TieredWorld, started: Prefetch) -> None:
+    """Whoever asked for it wants it no more."""
+    assert world.stored is not None
+    world.stored.cancel(started)
 
 
 def host_len(world: TieredWorld, tokens: Tokens, extra_key: ExtraKey = ()) -> int:
