@@ -11,6 +11,7 @@ from types import MappingProxyType
 from typing import Any, Protocol
 
 import kvcache_core
+from kvcache_core.command_parser import CommandParser
 from kvcache_core.errors import InvalidConfigError, KVCacheError
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import Kind, pip_command
@@ -106,7 +107,7 @@ def build_parser(registry: Registry, chosen: str | None) -> argparse.ArgumentPar
     Raises:
         PluginError: the module with the arguments of `chosen` cannot be imported.
     """
-    parser = argparse.ArgumentParser(
+    parser = CommandParser(
         prog="kvcache",
         description="Configure, check and run multi-level KV caches made of plugins.",
         epilog=_EPILOG,
