@@ -57,8 +57,9 @@ class CacheDeps:
 
     `allocators`, `pools`: by component name, the same names as in `model.components`. `agree(values)` gives the element-wise
     minimum over the tensor-parallel ranks; several ranks must take the same decisions. `controller` replaces the cache's own
-    transfer controller, for scripted tests. `components`, `storage` and `observers` are filled by the builder from plugins;
-    hosts leave them empty.
+    transfer controller, for scripted tests. `caches`: how many caches of this size the process makes, one for each data-parallel
+    rank it has; their host memory is checked together, before the first one takes any. `components`, `storage` and `observers`
+    are filled by the builder from plugins; hosts leave them empty.
     """
 
     model: ModelSpec
@@ -69,6 +70,7 @@ class CacheDeps:
     queue: TransferQueue
     tp_rank: int = 0
     tp_size: int = 1
+    caches: int = 1
     mesh: Any = None
     agree: Callable[[Sequence[int]], Sequence[int]] = agree_alone
     controller: Callable[..., Any] | None = None

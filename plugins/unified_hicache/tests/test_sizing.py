@@ -22,9 +22,10 @@ class Pool:
         return jax.ShapeDtypeStruct((1, self.n), np.uint8, sharding=sharding)
 
 
-def deps(**pools):
+def deps(caches=1, **pools):
     """By component: (pages on the device, bytes of one)."""
     return SimpleNamespace(
+        caches=caches,
         allocators={name: SimpleNamespace(total=pages) for name, (pages, _) in pools.items()},
         pools={name: Pool(size) for name, (_, size) in pools.items()},
     )
@@ -54,3 +55,12 @@ def test_more_than_the_process_may_use_is_refused_with_the_limit():
     with pytest.raises(ConfigError, match=r"the cgroup limit memory.max leaves") as info:
         host_slots(HiCacheConfig(ratio=2.0), deps(full=(8192, 128)), ["full"], rooms)
     assert info.value.path == ("hicache", "ratio")
+
+
+def test_the_caches_of_a_process_have_to_fit_together():
+    """Each of two data-parallel ranks alone would pass; a cgroup ends the process when both are full."""
+    rooms = [MemoryRoom(3 << 20, 2**30, "the cgroup limit memory.max")]
+    hicache = HiCacheConfig(ratio=2.0)
+    assert host_slots(hicache, deps(full=(8192, 128)), ["full"], rooms) == [16384]
+    with pytest.raises(ConfigError, match="the cgroup limit memory.max leaves"):
+        host_slots(hicache, deps(caches=2, full=(8192, 128)), ["full"], rooms)

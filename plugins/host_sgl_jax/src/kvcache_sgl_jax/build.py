@@ -76,6 +76,7 @@ class CacheBuilder:
                 pools=pools,
                 pool_set=gate,
                 queue=queue,
+                caches=allocator.dp_size,
                 mesh=mesh,
             )
             ranks.append(RankCache(build_kv_cache(config, deps), rank, pages, req_to_token_pool, gate))

@@ -19,7 +19,7 @@ def host_slots(
     `rooms`: what limits the process's memory; default: what cgroups, ulimit and the machine say.
 
     Raises:
-        ConfigError: a component would get no slot, or the pools need more memory than the process may use.
+        ConfigError: a component would get no slot, or the pools of all the process's caches need more memory than it may use.
     """
     pages = [deps.allocators[name].total for name in names]
     sizes = [PageLayout(deps.pools[name].host_struct()).page_bytes for name in names]
@@ -36,6 +36,6 @@ def host_slots(
                 f"hicache.{field} leaves no page of {name!r} for L2 (a page takes {size} bytes); raise it, or remove hicache",
                 path=("hicache", field),
             )
-    need = sum(n * size for n, size in zip(slots, sizes, strict=True))
+    need = deps.caches * sum(n * size for n, size in zip(slots, sizes, strict=True))
     require_host_memory(need + need // HEADROOM, ("hicache", field), memory_rooms() if rooms is None else rooms)
     return slots
