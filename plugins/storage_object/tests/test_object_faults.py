@@ -1,49 +1,28 @@
 """The server hangs, is killed, comes back and fills up while a store is open; stores are closed under calls; a process forks."""
 
 import http.client
-import json
-import subprocess
-import sys
 import threading
 import time
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
 from kvcache_conformance.s3_servers import ACCESS_KEY, S3Server
 from kvcache_conformance.storage_bench import content, expect_exists, expect_get, expect_pages, new_keys
+from kvcache_conformance.storage_outages import LONG, check_fork_is_refused, every_call, until
+from kvcache_conformance.storage_processes import StorageOpener
+from kvcache_core.contracts.storage import StorageScope
 
-LONG = 60.0
+SCOPE = StorageScope(model_id="model", page_size=16)
 SHORT = 1.0
-
-
-def until(check):
-    """Until `check` is true: a server that comes back answers with errors at first."""
-    end = time.monotonic() + LONG
-    while True:
-        with suppress(OSError):
-            if check():
-                return
-        assert time.monotonic() < end, "the server did not come back"
-
-
-def every_call(storage, keys):
-    """Each with a batch that has something to ask."""
-    return [
-        lambda: storage.exists(keys),
-        lambda: storage.get(keys),
-        lambda: storage.set(keys, [b"value"] * len(keys)),
-        lambda: storage.delete(keys),
-        lambda: list(storage.scan()),
-    ]
 
 
 def test_a_server_that_hangs_is_an_error_in_time_and_is_found_again(own_store):
     storage, keys = own_store.open(timeout=SHORT, retries=0), new_keys(2)
     storage.set(keys[:1], [content(1000)])
     own_store.server.pause()
-    for call in every_call(storage, keys):
+    for call in every_call(storage, keys, scans=True):
         with pytest.raises(TimeoutError):
             call()
     own_store.server.resume()
@@ -61,7 +40,7 @@ def test_a_server_that_is_killed_is_no_empty_store_and_comes_back_with_its_pages
     values = [content(size) for size in (0, 1000, 300_000)]
     storage.set(keys, values)
     own_store.server.kill()
-    for call in every_call(storage, keys):
+    for call in every_call(storage, keys, scans=True):
         with pytest.raises(OSError, match=r"cannot connect|error sending request|answer"):
             call()
     own_store.server.start()
@@ -195,54 +174,14 @@ def test_a_closed_store_says_so(store):
     storage, keys = store.open(), new_keys(1)
     for _ in range(2):
         storage.close()
-    for call in every_call(storage, keys):
+    for call in every_call(storage, keys, scans=True):
         with pytest.raises(ValueError, match="closed"):
             call()
     assert not any(thread.is_alive() for thread in storage._fan_out._threads)
 
 
-FORKING = """
-import json, os, sys
-from kvcache_core.contracts.storage import StorageScope
-from kvcache_core.errors import StorageError
-from kvcache_core.contracts.storage import StorageScope
-from kvcache_storage_object import opening
-from kvcache_storage_object.config import ObjectOptions
-
-SCOPE = StorageScope(model_id="model", page_size=16)
-
-options, scope, key = ObjectOptions.model_validate(json.loads(sys.stdin.read())), StorageScope("model", 16), 64 * "a"
-storage = opening.make(options, scope)
-storage.set([key], [b"value"])
-child = os.fork()
-if not child:
-    said = []
-    calls = [
-        lambda: storage.exists([key]),
-        lambda: storage.get([key]),
-        lambda: storage.set([key], [b""]),
-        lambda: storage.delete([key]),
-        lambda: list(storage.scan()),
-        lambda: opening.make(options, scope),
-    ]
-    for call in calls:
-        try:
-            call()
-        except (RuntimeError, StorageError) as error:
-            said.append("does not survive a fork" in str(error))
-    storage.close()
-    os._exit(0 if said == [True] * 6 else 1)
-_, status = os.waitpid(child, 0)
-assert storage.get([key]) == [b"value"]
-storage.close()
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on(store):
-    command, options = [sys.executable, "-c", FORKING], json.dumps(store.options())
-    done = subprocess.run(command, input=options, capture_output=True, text=True, timeout=LONG, check=False)
-    assert (done.returncode, done.stderr) == (0, "")
+    check_fork_is_refused(StorageOpener("object", store.options(), SCOPE))
 
 
 def test_no_secret_shows_in_errors_of_calls(own_store):
@@ -250,7 +189,7 @@ def test_no_secret_shows_in_errors_of_calls(own_store):
     storage = own_store.open(timeout=SHORT, retries=0)
     shown = [repr(storage)]
     server.kill()
-    for call in every_call(storage, new_keys(2)):
+    for call in every_call(storage, new_keys(2), scans=True):
         with pytest.raises(OSError, match=r".") as caught:
             call()
         error: BaseException | None = caught.value
