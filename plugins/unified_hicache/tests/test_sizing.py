@@ -62,5 +62,5 @@ def test_the_caches_of_a_process_have_to_fit_together():
     rooms = [MemoryRoom(3 << 20, 2**30, "the cgroup limit memory.max")]
     hicache = HiCacheConfig(ratio=2.0)
     assert host_slots(hicache, deps(full=(8192, 128)), ["full"], rooms) == [16384]
-    with pytest.raises(ConfigError, match="the cgroup limit memory.max leaves"):
+    with pytest.raises(ConfigError, match=r"the cgroup limit memory\.max leaves"):
         host_slots(hicache, deps(caches=2, full=(8192, 128)), ["full"], rooms)
