@@ -37,7 +37,7 @@ def test_a_root_that_is_a_file_stops_the_start(tmp_path, below):
     (tmp_path / "file").write_text("not a folder")
     with pytest.raises(StorageError, match="give another one with 'path'") as caught:
         make(FileOptions(path=f"{tmp_path}/file{below}"), StorageScope("model", 16))
-    assert caught.value.path == ("hicache", "storage")
+    assert caught.value.path == ("hicache", "storage", "path")
     assert (tmp_path / "file").read_text() == "not a folder"
 
 

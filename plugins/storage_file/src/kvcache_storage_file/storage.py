@@ -118,7 +118,7 @@ def make(options: FileOptions, scope: StorageScope) -> HiCacheStorage:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise StorageError(
             f"storage 'file' cannot use the folder {options.path!r}: {reason}; give another one with 'path'",
-            path=("hicache", "storage"),
+            path=("hicache", "storage", "path"),
         ) from error
 
 

@@ -1,5 +1,6 @@
 """A store of real files with a configuration beside it, and `kvcache storage ...` over both."""
 
+import errno
 import hashlib
 import os
 import time
@@ -22,7 +23,8 @@ class Store:
 
     page_bytes = FRAME.file_bytes
 
-    def __init__(self, folder):
+    def __init__(self, folder, monkeypatch):
+        self.monkeypatch = monkeypatch
         self.root = folder / "pages"
         self.config = folder / "cache.yaml"
         self.config.write_text(f"hicache:\n  storage: {{kind: file, path: {self.root}, min_free_bytes: 0}}\n", encoding="utf-8")
@@ -55,13 +57,24 @@ class Store:
         """Change one bit of a page; it keeps its length."""
         self.file(key).write_bytes(flipped(self.file(key).read_bytes(), at))
 
+    def cannot_be_read(self, key):
+        """From here on its file is one of another user's. Planted, because permissions stop no test that runs as root."""
+        private, open_file = str(self.file(key)), os.open
+
+        def fails_for_one(path, *arguments, **more):
+            if path == private:
+                raise PermissionError(errno.EACCES, os.strerror(errno.EACCES), path)
+            return open_file(path, *arguments, **more)
+
+        self.monkeypatch.setattr(os, "open", fails_for_one)
+
     def left(self):
         return {path.stem for path in self.root.rglob("*.npy")}
 
 
 @pytest.fixture
-def store(tmp_path):
-    return Store(tmp_path)
+def store(tmp_path, monkeypatch):
+    return Store(tmp_path, monkeypatch)
 
 
 @pytest.fixture

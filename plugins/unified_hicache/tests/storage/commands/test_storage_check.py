@@ -19,5 +19,9 @@ def test_check_fails_with_the_reason_and_the_place(store, kvcache):
     status, out, err = kvcache("check")
     assert (status, out) == (1, "")
     assert str(store.root) in err
-    assert f"{store.config}:2:" in err
+    place = store.config.read_text(encoding="utf-8").splitlines()[1].index(str(store.root)) + 1
+    assert f"{store.config}:2:{place}: hicache.storage.path: " in err
+    assert kvcache("check", f"--hicache-storage-path={store.root}")[2].startswith(
+        "--hicache-storage-path: hicache.storage.path: "
+    )
     assert json.loads(kvcache("check", "--json")[1])["works"] is False

@@ -1,7 +1,10 @@
 """`kvcache storage verify`: every bad page is found, and removed when it is asked for."""
 
 import json
+import sys
 from typing import Any, cast
+
+import pytest
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_unified_hicache.storage.commands import units, verify_pages
@@ -92,8 +95,51 @@ def test_one_page_that_cannot_be_read_does_not_hide_the_others(store, monkeypatc
     backend.close()
 
 
+def test_a_page_that_a_batch_leaves_out_is_not_called_gone(store, kvcache):
+    """B1: whoever reads many pages at once is content with those that can be read; whoever verifies is not."""
+    keys = store.hold("org/a", 1, 2, 3)
+    store.cannot_be_read(keys[1])
+    status, out, _ = kvcache("verify", "--json")
+    report = json.loads(out)
+    assert status == 1
+    assert (report["good"], report["gone"], report["bytes_read"]) == (2, 0, 3 * store.page_bytes)
+    [bad] = report["bad"]
+    assert bad["key"] == keys[1] and bad["reason"].startswith("cannot be read: PermissionError: [Errno 13] Permission denied")
+
+
+def test_a_page_that_went_meanwhile_is_no_bad_page(store):
+    keys = store.hold("org/a", 1, 2, 3)
+    backend = store.opened("org/a")
+    pages = sorted(backend.scan(), key=lambda page: keys.index(page.key))
+    backend.delete(keys[1:2])
+    assert verify_pages._read(backend, pages) == ["", None, ""]
+    backend.close()
+
+
+def test_an_interrupted_line_of_progress_is_wiped(monkeypatch, capsys):
+    """Ctrl-C as soon as the line is seen: what is said next stands alone."""
+    monkeypatch.setattr(sys.stderr, "isatty", lambda: True)
+
+    def interrupted():
+        raise KeyboardInterrupt
+
+    def show():
+        with Progress(quiet=False) as progress, monkeypatch.context() as patch:
+            patch.setattr(sys.stderr, "flush", interrupted)
+            progress.show("41 of 3,000 pages")
+
+    with pytest.raises(KeyboardInterrupt):
+        show()
+    assert capsys.readouterr().err == "\r41 of 3,000 pages\r" + " " * 17 + "\r"
+
+
 class TestFaultsOfVerify(PlantedFaultTests):
     faults = (
+        Fault(
+            "what a batch leaves out counts as gone",
+            test_a_page_that_a_batch_leaves_out_is_not_called_gone,
+            Replacement(verify_pages, "_read", "if len(pages) > 1:\n        # A", "if False:\n        # A"),
+        ),
         Fault(
             "pages are not verified",
             test_verify_finds_every_bad_page,

@@ -32,6 +32,8 @@ class Progress:
             self._write(text)
 
     def _write(self, text: str) -> None:
-        sys.stderr.write("\r" + text.ljust(self._width) + ("" if text else "\r"))
-        sys.stderr.flush()
+        line = "\r" + text.ljust(self._width) + ("" if text else "\r")
+        # Before it is seen: Ctrl-C may come at any moment from here on, and the line is wiped then as well.
         self._width = len(text)
+        sys.stderr.write(line)
+        sys.stderr.flush()

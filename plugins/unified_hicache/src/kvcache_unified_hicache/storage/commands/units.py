@@ -30,7 +30,12 @@ def size_text(nbytes: int) -> str:
     if nbytes < 1024:
         return f"{nbytes} B"
     power = min(int(math.log2(nbytes) // 10), 4)
-    return f"{nbytes / 2 ** (10 * power):.3g} {list(_SIZES)[power]}" if nbytes < 1000 * 2**40 else f"{nbytes / 2**40:.0f} TiB"
+    return f"{_digits(nbytes / 2 ** (10 * power))} {list(_SIZES)[power]}"
+
+
+def _digits(number: float) -> str:
+    """Three, and never as 1e+03: 1,000 to 1,023 of a unit are not yet one of the next."""
+    return f"{number:.3g}" if number < 999.5 else f"{number:.0f}"
 
 
 def count_text(n: int, noun: str) -> str:
@@ -41,7 +46,7 @@ def count_text(n: int, noun: str) -> str:
 def duration_text(seconds: float) -> str:
     """In the largest unit of which there is at least one."""
     unit = next((name for name in reversed(_TIMES) if seconds >= _TIMES[name]), "s")
-    return f"{max(0.0, seconds) / _TIMES[unit]:.3g} {unit}"
+    return f"{_digits(max(0.0, seconds) / _TIMES[unit])} {unit}"
 
 
 def table(rows: list[list[str]], right: set[int]) -> str:

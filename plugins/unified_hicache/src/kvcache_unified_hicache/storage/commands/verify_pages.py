@@ -59,7 +59,8 @@ def run(args: argparse.Namespace) -> int:
         verdict = verify(storage, progress, remove=args.remove)
     if args.json:
         rows = [bad.page._asdict() | {"reason": bad.reason, "removed": bad.removed} for bad in verdict.bad]
-        print(json.dumps({"storage": storage.kind, "good": verdict.good, "gone": verdict.gone, "bad": rows}, indent=2))
+        counts = {"good": verdict.good, "gone": verdict.gone, "bytes_read": verdict.nbytes}
+        print(json.dumps({"storage": storage.kind, **counts, "bad": rows}, indent=2))
     else:
         for bad in verdict.bad:
             page = bad.page
@@ -110,6 +111,9 @@ def _read(backend: HiCacheStorage, pages: Sequence[StoredPage]) -> list[str | No
             answers.append(None if value is None else "")
         except BadPageError as error:
             answers.append(str(error))
+    if len(pages) > 1:
+        # A backend may leave out of a batch what it cannot read, as if it were gone; asked for it alone, it has to say why.
+        return [answer if answer is not None else _read(backend, [page])[0] for page, answer in zip(pages, answers, strict=True)]
     return answers
 
 
