@@ -4,6 +4,7 @@ All listen on every interface whatever they are told, so it is for machines that
 kvcache-storage-mooncake by their names.
 """
 
+from collections.abc import Sequence
 from ctypes.util import find_library
 from importlib.util import find_spec
 from pathlib import Path
@@ -16,11 +17,11 @@ from kvcache_conformance.server_process import LOOPBACK, ServerProcess, accepts,
 class MooncakeMaster(ServerProcess):
     """Knows where pages are, and holds none: one that is started again has forgotten all."""
 
-    def __init__(self, folder: Path) -> None:
-        """Skips the test where the server is not installed."""
+    def __init__(self, folder: Path, flags: Sequence[str] = ()) -> None:
+        """`flags`: besides those that say where it listens. Skips the test where the server is not installed."""
         self.port = free_port()
         command = [_program("mooncake_master"), f"--rpc_port={self.port}", f"--rpc_address={LOOPBACK}"]
-        command += [f"--metrics_port={free_port()}", f"--metrics_host={LOOPBACK}"]
+        command += [f"--metrics_port={free_port()}", f"--metrics_host={LOOPBACK}", *flags]
         super().__init__(command, folder, lambda: accepts(self.port))
 
     def options(self) -> dict[str, Any]:

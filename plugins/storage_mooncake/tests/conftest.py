@@ -1,7 +1,7 @@
 """What the tests of MooncakeStorage share: a master and a holder of pages of their own, and stores with names of their own."""
 
 import secrets
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
@@ -14,6 +14,7 @@ from kvcache_storage_mooncake import opening
 from kvcache_storage_mooncake.config import MooncakeOptions
 from kvcache_storage_mooncake.storage import MooncakeStorage
 
+LONG = 60.0
 SCOPE = StorageScope(model_id="model", page_size=16)
 
 
@@ -35,11 +36,17 @@ class Store:
         self._closing.callback(storage.close)
         return storage
 
+    def remove(self, ending: str) -> None:
+        """All pages of this store with such names (a regular expression), whoever looks at them."""
+        storage = self.open()
+        with storage._lane.turn(LONG) as turn:
+            assert turn.call(lambda: storage._client._store.remove_by_regex(f"^{self.prefix}.*{ending}", True)) > 0
+
 
 @contextmanager
-def running(folder: Path, megabytes: int) -> Iterator[tuple[MooncakeMaster, MooncakeHolder]]:
+def running(folder: Path, megabytes: int, flags: Sequence[str] = ()) -> Iterator[tuple[MooncakeMaster, MooncakeHolder]]:
     with ExitStack() as ending:
-        master = ending.enter_context(started(lambda: MooncakeMaster(folder / secrets.token_hex(4))))
+        master = ending.enter_context(started(lambda: MooncakeMaster(folder / secrets.token_hex(4), flags)))
         yield master, ending.enter_context(started(lambda: MooncakeHolder(folder / secrets.token_hex(4), master, megabytes)))
 
 
@@ -52,12 +59,27 @@ def servers(tmp_path_factory) -> Iterator[tuple[MooncakeMaster, MooncakeHolder]]
 
 @pytest.fixture
 def store(servers) -> Iterator[Store]:
+    master, holder = servers
     with ExitStack() as closing:
-        yield Store(*servers, closing)
+        yield Store(master, holder, closing)
 
 
 @pytest.fixture
 def own_store(tmp_path) -> Iterator[Store]:
     """On servers that the test may stop and kill, and soon full."""
     with running(tmp_path, 64) as both, ExitStack() as closing:
+        yield Store(*both, closing)
+
+
+@pytest.fixture
+def keeping_store(tmp_path) -> Iterator[Store]:
+    """On servers of its own that keep what was looked at for as long as the test takes."""
+    with running(tmp_path, 64, ["--default_kv_lease_ttl=10m"]) as both, ExitStack() as closing:
+        yield Store(*both, closing)
+
+
+@pytest.fixture
+def quick_store(tmp_path) -> Iterator[Store]:
+    """On servers of its own, with a master that soon notices who is gone."""
+    with running(tmp_path, 64, ["--client_ttl=3"]) as both, ExitStack() as closing:
         yield Store(*both, closing)

@@ -1,45 +1,22 @@
 """What would end or hang the process is an error in time: no master, one that hangs or dies, a holder that dies, a full store,
 a closed one, a fork."""
 
-import json
 import socket
-import subprocess
-import sys
 import threading
-import time
 from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from kvcache_conformance.shared_runs import check_two_processes
 from kvcache_conformance.storage_bench import content, expect_get, expect_pages, new_keys
+from kvcache_conformance.storage_outages import LONG, check_fork_is_refused, every_call, until
+from kvcache_conformance.storage_processes import StorageOpener
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_storage_mooncake import opening
 from kvcache_storage_mooncake.config import MooncakeOptions
 
 SCOPE = StorageScope(model_id="model", page_size=16)
-LONG = 60.0
-
-
-def every_call(storage, keys):
-    return [
-        lambda: storage.exists(keys),
-        lambda: storage.get(keys),
-        lambda: storage.set(keys, [b"value"] * len(keys)),
-        lambda: storage.delete(keys),
-    ]
-
-
-def until(check) -> None:
-    """Until `check` is true: servers that come back answer with errors at first."""
-    end = time.monotonic() + LONG
-    while True:
-        with suppress(OSError):
-            if check():
-                return
-        assert time.monotonic() < end, "the store did not come back"
 
 
 def test_a_closed_port():
@@ -200,45 +177,5 @@ def test_a_closed_store_says_so_also_while_others_call(store):
             call()
 
 
-FORKING = """
-import json, os, sys
-from kvcache_core.contracts.storage import StorageScope
-from kvcache_core.errors import StorageError
-from kvcache_storage_mooncake import opening
-from kvcache_storage_mooncake.config import MooncakeOptions
-
-options, scope, key = MooncakeOptions.model_validate(json.loads(sys.stdin.read())), StorageScope("model", 16), 64 * "a"
-storage = opening.make(options, scope)
-storage.set([key], [b"value"])
-child = os.fork()
-if not child:
-    said = []
-    calls = [
-        lambda: storage.exists([key]),
-        lambda: storage.get([key]),
-        lambda: storage.set([key], [b""]),
-        lambda: storage.delete([key]),
-        lambda: opening.make(options, scope),
-    ]
-    for call in calls:
-        try:
-            call()
-        except (RuntimeError, StorageError) as error:
-            said.append("does not survive a fork" in str(error))
-    storage.close()
-    os._exit(0 if said == [True] * 5 else 1)
-_, status = os.waitpid(child, 0)
-assert storage.get([key]) == [b"value"]
-storage.close()
-sys.exit(os.waitstatus_to_exitcode(status))
-"""
-
-
 def test_the_child_of_a_fork_is_told_and_the_parent_goes_on(store):
-    command, options = [sys.executable, "-c", FORKING], json.dumps(store.options())
-    done = subprocess.run(command, input=options, capture_output=True, text=True, timeout=LONG, check=False)
-    assert done.returncode == 0, done.stderr
-
-
-def test_a_second_process_computes_what_a_page_trie_would(store, tmp_path):
-    check_two_processes({"kind": "mooncake", **store.options()}, tmp_path / "runs")
+    check_fork_is_refused(StorageOpener("mooncake", store.options(), SCOPE))

@@ -20,7 +20,7 @@ def released():
 
 @pytest.fixture
 def lane():
-    lane = Lane()
+    lane = Lane("somebody")
     yield lane
     lane.end()
 
@@ -52,9 +52,9 @@ def test_turns_do_not_overlap(lane):
 
 
 def test_a_call_that_hangs_is_given_up_and_keeps_the_lane_until_it_ends(lane, released):
-    with pytest.raises(TimeoutError, match="no answer"), lane.turn(SHORT) as turn:
+    with pytest.raises(TimeoutError, match="no answer from somebody"), lane.turn(SHORT) as turn:
         turn.call(lambda: released.wait(LONG))
-    with pytest.raises(TimeoutError, match="earlier calls"), lane.turn(SHORT):
+    with pytest.raises(TimeoutError, match="earlier calls to somebody"), lane.turn(SHORT):
         raise AssertionError("the lane is not free")
     released.set()
     with lane.turn(LONG) as turn:

@@ -49,34 +49,33 @@ class _Call:
 class Turn:
     """The right to call, until `until` on the monotonic clock."""
 
-    def __init__(self, calls: "queue.SimpleQueue[_Call | None]", until: float, timeout: float) -> None:
+    def __init__(self, calls: "queue.SimpleQueue[_Call | None]", until: float, late: str) -> None:
+        """`late`: what is said when it is over."""
         self._calls = calls
         self._until = until
-        self._timeout = timeout
+        self._late = late
         self.lost = False
 
     def call(self, work: Callable[[], T]) -> T:
         """Raises TimeoutError, and then the turn is over; or what `work` raises."""
         call = _Call(work)
         if time.monotonic() >= self._until:
-            raise self._late()
+            raise TimeoutError(self._late)
         self._calls.put(call)
         if not call.wait(self._until - time.monotonic()):
             self.lost = True
-            raise self._late()
+            raise TimeoutError(self._late)
         if call.error is not None:
             raise call.error if isinstance(call.error, Exception) else RuntimeError(repr(call.error))
         return cast(T, call.result)
 
-    def _late(self) -> TimeoutError:
-        return TimeoutError(f"no answer within {self._timeout:g} s")
-
 
 @final
 class Lane:
-    """Thread safe. The thread is started with the first turn."""
+    """Thread safe. The thread is started with the first turn. `whom`: who is called, for errors."""
 
-    def __init__(self) -> None:
+    def __init__(self, whom: str) -> None:
+        self._whom = whom
         self._free = threading.Lock()
         self._calls: queue.SimpleQueue[_Call | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
@@ -86,8 +85,8 @@ class Lane:
         """Wait for a turn; `timeout` seconds are for that and for all its calls. Raises TimeoutError."""
         until = time.monotonic() + timeout
         if not self._free.acquire(timeout=timeout):
-            raise TimeoutError(f"earlier calls took all of {timeout:g} s")
-        turn = Turn(self._calls, until, timeout)
+            raise TimeoutError(f"earlier calls to {self._whom} took all of {timeout:g} s")
+        turn = Turn(self._calls, until, f"no answer from {self._whom} within {timeout:g} s")
         try:
             if self._thread is None:
                 self._thread = threading.Thread(target=self._serve, name="kvcache-mooncake", daemon=True)

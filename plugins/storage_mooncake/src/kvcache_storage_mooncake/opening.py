@@ -15,7 +15,7 @@ _PATH: Final = ("hicache", "storage")
 
 def make(options: MooncakeOptions, scope: StorageScope) -> HiCacheStorage:
     """The factory named by the descriptor. Raises StorageError where the store cannot be used."""
-    lane = Lane()
+    lane = Lane(options.master)
     buffer_bytes, segment_bytes = options.buffer_bytes or 0, options.segment_bytes or 0
     try:
         check_process()
