@@ -7,6 +7,7 @@ from pathlib import Path
 
 import obstore
 import pytest
+from obstore.exceptions import BaseError
 from obstore.store import S3Store
 
 from kvcache_conformance.s3_servers import ACCESS_KEY, BUCKET, RcloneServer, S3Server, SeaweedServer
@@ -24,6 +25,7 @@ class Store:
 
     def __init__(self, server: S3Server, closing: ExitStack, prefix: str = "kv") -> None:
         self.server = server
+        self.client = client_of(server)
         self.prefix = prefix
         self._closing = closing
 
@@ -32,7 +34,22 @@ class Store:
 
     def objects(self) -> list:
         """What lies below the prefix."""
-        return sorted(obstore.list(client_of(self.server), self.prefix).collect(), key=lambda meta: meta["path"])
+        return sorted(obstore.list(self.client, self.prefix).collect(), key=lambda meta: meta["path"])
+
+    def all_readable(self) -> bool:
+        """Whether the server gives all that lies below the prefix."""
+        try:
+            return all(obstore.get(self.client, meta["path"]).bytes() is not None for meta in self.objects())
+        except BaseError:
+            return False
+
+    def takes(self, name: str, value: bytes) -> bool:
+        """Store somebody else's object; whether the server took it."""
+        try:
+            obstore.put(self.client, name, value, use_multipart=False)
+        except BaseError:
+            return False
+        return True
 
     def open(self, scope: StorageScope = SCOPE, **changes) -> ObjectStorage:
         storage = opening.make(ObjectOptions.model_validate(self.options(**changes)), scope)
@@ -44,7 +61,7 @@ class Store:
 def client_of(server: S3Server) -> S3Store:
     name, secret = ACCESS_KEY
     config = {"endpoint": server.endpoint, "region": "us-east-1", "access_key_id": name, "secret_access_key": secret}
-    return S3Store(BUCKET, client_options={"allow_http": True}, config=config)
+    return S3Store(BUCKET, client_options={"allow_http": True}, config=config, retry_config={"max_retries": 0})
 
 
 def own_server(folder: Path, **limits: int) -> SeaweedServer:

@@ -1,90 +1,92 @@
-"""Engines over one store: a second process reuses what the first has computed; a server that goes costs time and nothing else."""
+"""Engines over one store: a second process reuses what the first has computed. A server that hangs, goes, comes back or is full costs
+time and nothing else.
+"""
 
-import time
+import itertools
 from functools import partial
 
-import numpy as np
+import obstore
+import pytest
 
 from kvcache_conformance.shared_runs import check_two_processes
+from kvcache_conformance.storage_bench import content
+from kvcache_conformance.storage_engine_runs import DEVICE_TOKENS, WITHOUT_REUSE, EngineRuns, write_prompts
+from kvcache_conformance.storage_outages import until
 from kvcache_conformance.tiny_models import tiny_qwen3, write_model_folder
-from kvcache_core.config.model import CacheConfig
 from kvcache_engine.config import EngineConfig
-from kvcache_engine.engine import Engine, build_engine
+from kvcache_engine.engine import build_engine
+from kvcache_engine.interrupt import Interrupt
 from kvcache_engine.model.loaded import load_model
-from kvcache_engine.request import RequestSpec, Sampling
+from kvcache_engine.prompts_file import read_prompts
+from kvcache_engine.run import serve
 from kvcache_unified_hicache import storage_tier
 from kvcache_unified_hicache.storage.guard import GuardSettings
 
-PAGE = 16
-ENGINE = EngineConfig(model="test", device_tokens=16 * PAGE, chunk_tokens=64, max_running=2, compilation_cache=None)
-LONG = 60.0
+ENGINE = EngineConfig(model="test", device_tokens=DEVICE_TOKENS, chunk_tokens=64, max_running=2, compilation_cache=None)
+
+
+def section(store) -> dict:
+    """What stands below `storage:`, with time-outs that suit a test."""
+    return {"kind": "object", **store.options(timeout=1.0, connect_timeout=0.5, retries=0)}
 
 
 def test_a_second_process_computes_what_a_page_trie_would(store, tmp_path):
     check_two_processes({"kind": "object", **store.options()}, tmp_path / "runs")
 
 
-def specs() -> list[RequestSpec]:
-    """Four texts with a beginning of their own, each in three lengths: more than L1 and L2 hold."""
-    rng = np.random.default_rng(3)
-    texts = [rng.integers(0, 256, 112).astype(np.int32) for _ in range(4)]
-    return [RequestSpec(f"{n} to {end}", text[:end], 4, Sampling()) for end in (112, 96, 80) for n, text in enumerate(texts)]
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory) -> EngineRuns:
+    folder = tmp_path_factory.mktemp("engine")
+    model = load_model(str(write_model_folder(tiny_qwen3(), folder / "tiny-qwen3")))
+    lines = read_prompts(write_prompts(folder / "prompts.jsonl"))
+    build = partial(build_engine, engine=ENGINE, model=model, like=build_engine(WITHOUT_REUSE, ENGINE, model))
+    return EngineRuns(lambda config, view: serve(build(config), ENGINE, lines, view, Interrupt()))
 
 
-def serve(engine: Engine) -> dict[str, list[int]]:
-    """Every request is answered, with the accounts in order after each step."""
-    requests = [engine.scheduler.submit(spec) for spec in specs()]
-    while engine.scheduler.busy:
-        engine.scheduler.step()
-        engine.scheduler.check_integrity()
-    for request in requests:
-        assert request.error is None
-        assert request.counts.cached + request.counts.computed == request.n_prompt
-    return {request.spec.id: request.output_ids for request in requests}
-
-
-def until(engine: Engine, word: str) -> None:
-    """Until the storage is called that, with an engine that does nothing else."""
-    end = time.monotonic() + LONG
-    while not engine.cache.counters.storage_state.startswith(word):
-        assert time.monotonic() < end, f"the storage is '{engine.cache.counters.storage_state}', not '{word}'"
-        engine.cache.persist(0.01)
-
-
-def test_a_server_that_goes_and_comes_back_costs_no_request_anything_but_time(own_store, tmp_path, monkeypatch):
-    """Stopped and resumed, killed and started again: all tokens are right, the storage is left alone, and taken up again."""
-    # A breaker that tries again at once: the usual ten seconds are long for a test.
+@pytest.fixture(autouse=True)
+def _tried_again_soon(monkeypatch):
+    """The breaker's usual ten seconds are long for a test."""
     monkeypatch.setattr(storage_tier, "GuardSettings", partial(GuardSettings, retry_after=0.2))
-    write_model_folder(tiny_qwen3(), tmp_path / "model")
-    model = load_model(str(tmp_path / "model"))
-    plain = build_engine(CacheConfig(cache_type="chunk_cache", page_size=PAGE), ENGINE, model)
-    answers = serve(plain)
-    hicache = {
-        "storage": {"kind": "object", **own_store.options(timeout=0.5, connect_timeout=0.5, retries=0)},
-        "ratio": 1.0,
-        "backup_on": "insert",
-        "persist_on": "insert",
-        "prefetch_threshold": PAGE,
-        "prefetch_timeout": 1.0,
-        "storage_timeout": 1.0,
-    }
-    values = {"cache_type": "unified_radix_cache", "page_size": PAGE, "hicache": hicache}
-    engine = build_engine(CacheConfig.model_validate(values), ENGINE, model, like=plain)
-    counters, server = engine.cache.counters, own_store.server
-    assert serve(engine) == answers
-    assert engine.cache.persist(LONG).remaining == 0
-    assert not counters.misses
 
-    for go, come_back in ((server.pause, server.resume), (server.kill, server.start)):
-        loaded, missed = counters.storage_loaded_tokens, counters.misses.total()
-        assert serve(engine) == answers
-        assert counters.storage_loaded_tokens > loaded, "the pages of this test never come from storage"
-        go()
-        assert serve(engine) == answers
-        until(engine, "open")
-        assert counters.misses.total() > missed
-        come_back()
-        until(engine, "ok")
-    assert serve(engine) == answers
-    assert not any(reason.startswith("bad page") for reason in counters.misses), counters.misses
-    engine.cache.close()
+
+def test_a_server_that_hangs_during_a_run_and_goes_on(runs, own_store):
+    run = runs.check_outage(section(own_store), own_store.server.pause, own_store.server.resume)
+    assert run.misses["storage error"] > 0
+
+
+def test_a_server_that_is_killed_during_a_run_and_started_again(runs, own_store):
+    def come_back() -> None:
+        """It listens, and finds its pages some moments later."""
+        own_store.server.start()
+        until(own_store.all_readable)
+
+    run = runs.check_outage(section(own_store), own_store.server.kill, come_back)
+    assert run.misses["storage error"] > 0
+
+
+def test_a_server_that_never_comes_back(runs, own_store):
+    run = runs.check_outage(section(own_store), own_store.server.kill, None)
+    persisted = run.summary["persisted"]
+    for said in (run.state, persisted["message"]):
+        assert "cannot connect: Connection refused" in said
+    assert persisted["dropped"]["the storage is unavailable"] > 0
+
+
+def test_a_full_server_is_read_on_and_written_again_when_there_is_room(runs, small_store):
+    filler = (f"somebody/{number}" for number in itertools.count())
+
+    def fill() -> None:
+        """Half of the pages go, and somebody else takes all the room there is."""
+        pages = [meta["path"] for meta in small_store.objects() if "/16/" in meta["path"]]
+        obstore.delete(small_store.client, pages[::2])
+        while small_store.takes(next(filler), content(2**18)):
+            pass
+
+    def make_room() -> None:
+        small_store.server.enlarge(64)
+        until(small_store.all_readable)
+        until(lambda: small_store.takes(next(filler), content(2**18)))
+
+    run = runs.check_outage(section(small_store), fill, make_room)
+    assert run.hits("gone") > 0
+    assert run.summary["cache"]["postponed"]["the storage did not take it"] > 0
