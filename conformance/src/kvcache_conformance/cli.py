@@ -14,7 +14,7 @@ its own. It needs no cache and no model."""
 
 EPILOG = """{place} in the value of an option stands for a folder that is new for each test. An option with the flag
 --hicache-storage-path gets a path there by itself. Without {place} all tests work in the one store that the options name, next to
-whatever is in it, and no limit is tried on it.
+whatever is in it, and no limit is tried on it; pages of a few megabytes stay there, under model ids such as `conformance`.
 
 examples:
   kvcache conformance storage file

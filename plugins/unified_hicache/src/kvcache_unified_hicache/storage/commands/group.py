@@ -65,7 +65,7 @@ exit status: 0; 1 some pages could not be removed; 2 as for `inspect`""",
   kvcache storage check --hicache-storage file --hicache-storage-path /data/pages
 
 two pages of random bytes are stored, found, read and deleted; each call has the deadline hicache.storage_timeout. As at the start
-of a cache the store is made where it is missing; no page goes because of max_bytes.
+of a cache the store is made where it is missing. No page goes because of max_bytes; on a disk without room the oldest make some.
 
 exit status: 0 it works; 1 it does not; 2 the configuration has no storage""",
     ),
