@@ -83,7 +83,7 @@ class ServerProcess:
     ) -> None:
         """`ready`: asked again and again until it is True; it may raise OSError till then. `environment`: added to ours."""
         self.folder = folder
-        self._command = tuple(command)
+        self._command: tuple[str, ...] = tuple(command)
         self._ready = ready
         self._environment = dict(environment)
         self._process: subprocess.Popen[bytes] | None = None

@@ -1,5 +1,5 @@
-"""Engines over one store: a second process reuses what the first has computed. A server that hangs, goes, comes back or is full costs
-time and nothing else.
+"""Engines over one store: a second process reuses what the first has computed. A server that hangs, goes, comes back or is full
+costs time and nothing else.
 """
 
 import itertools
