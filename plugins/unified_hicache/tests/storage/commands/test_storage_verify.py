@@ -42,6 +42,17 @@ def test_verify_removes_bad_pages_and_no_others(store, kvcache):
     assert kvcache("verify")[0] == 0
 
 
+@pytest.mark.parametrize("answer", [[], [7], None], ids=["too few", "a number", "none"])
+def test_a_wrong_answer_about_what_is_left_removed_nothing(store, kvcache, monkeypatch, answer):
+    """B2: what cannot be told is not called removed."""
+    keys = store.hold("org/a", 1, 2)
+    store.spoil(keys[1])
+    monkeypatch.setattr(type(store.opened("org/a")), "exists", lambda self, which: answer)
+    status, out, err = kvcache("verify", "--remove")
+    assert (status, err) == (1, "")
+    assert "1 bad page could not be removed" in out
+
+
 def test_verify_keeps_the_order_of_use(store, kvcache):
     """Reading counts as use: the least recently used pages are read first, so that they go first afterwards as well."""
     keys = store.hold("org/a", 3 * DAY, 1 * DAY, 2 * DAY)
@@ -135,6 +146,13 @@ def test_an_interrupted_line_of_progress_is_wiped(monkeypatch, capsys):
 
 class TestFaultsOfVerify(PlantedFaultTests):
     faults = (
+        Fault(
+            "a number is a flag",
+            lambda store, kvcache, monkeypatch: test_a_wrong_answer_about_what_is_left_removed_nothing(
+                store, kvcache, monkeypatch, [0]
+            ),
+            Replacement(verify_pages, "_removed", "checked_flags(backend.exists(keys), len(keys))", "backend.exists(keys)"),
+        ),
         Fault(
             "what a batch leaves out counts as gone",
             test_a_page_that_a_batch_leaves_out_is_not_called_gone,

@@ -7,8 +7,8 @@ from itertools import groupby
 from typing import Final, NamedTuple
 
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredPage
-from kvcache_core.errors import StorageError
-from kvcache_unified_hicache.storage.answers import BadAnswerError, checked_values
+from kvcache_core.errors import KVCacheError
+from kvcache_unified_hicache.storage.answers import BadAnswerError, checked_flags, checked_values
 from kvcache_unified_hicache.storage.commands.opened import ConfiguredStorage, configured_storage
 from kvcache_unified_hicache.storage.commands.progress import Progress
 from kvcache_unified_hicache.storage.commands.units import count_text, size_text
@@ -122,7 +122,7 @@ def _removed(storage: ConfiguredStorage, backend: HiCacheStorage, bad: Sequence[
     keys = [one.page.key for one in bad]
     try:
         storage.guarded("cannot delete pages", lambda: backend.delete(keys))
-        there = storage.guarded("cannot look for pages", lambda: backend.exists(keys))
-    except StorageError:
+        there = storage.guarded("cannot look for pages", lambda: checked_flags(backend.exists(keys), len(keys)))
+    except KVCacheError:
         return list(bad)
     return [one._replace(removed=not still) for one, still in zip(bad, there, strict=True)]
