@@ -1,6 +1,7 @@
 """Gemma 3 270M against transformers' numbers: token ids, logits, greedy tokens, and a prompt three times as long as its window.
 
-The weights are optional (Gemma Terms of Use): without them these tests are skipped, and the ones with the tiny model remain.
+The weights are optional (Gemma Terms of Use): without them these tests are skipped, in CI too, which never has them; the ones
+with the tiny model remain. `test_goldens_hit_path.py` has the same prompts from L1, L2 and L3.
 """
 
 import importlib.util
