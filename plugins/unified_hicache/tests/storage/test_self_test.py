@@ -5,7 +5,7 @@ import pytest
 from kvcache_conformance.backend_tricks import gives, raises
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_processes import StorageOpener
-from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.contracts.storage import NotAllStoredError, StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_unified_hicache.storage.self_test import _SelfTest, self_test
 
@@ -92,6 +92,45 @@ def test_a_backend_that_hangs_fails_the_start(guarded):
     world.backend.released.set()
 
 
+def lose_a_part(backend, first: int, then: int) -> None:
+    """As a store that has lost one server of several: of the two pages `first` are that one's, `then` of all later ones. They
+    cannot be stored, found or deleted."""
+    lost: set[str] = set()
+
+    def sets(honest, keys):
+        gone = keys[: then if lost else first]
+        honest()
+        for key in gone:
+            del backend.pages[key]
+        lost.update(gone)
+        raise NotAllStoredError(f"{len(gone)} of {len(keys)} pages were not stored: a server is gone", gone)
+
+    def deletes(honest, keys):
+        if lost.intersection(keys):
+            raise OSError("a server is gone")
+        honest()
+
+    backend.tricks |= {"set": sets, "delete": deletes}
+
+
+@pytest.mark.parametrize("first", [1, 2])
+def test_one_server_of_several_that_is_gone_does_not_fail_the_start(guarded, caplog, first):
+    """Also where both pages are of that one at first."""
+    backend = guarded().backend
+    lose_a_part(backend, first, then=1)
+    assert len(self_test(backend, 60)) == 7
+    assert len(backend.called("set")) == first
+    assert backend.pages == {}
+    assert "works in part: 1 of 2 pages were not stored: a server is gone" in caplog.text
+
+
+def test_a_store_that_takes_nothing_fails_the_start(guarded):
+    backend = guarded().backend
+    lose_a_part(backend, 2, then=2)
+    with pytest.raises(StorageError, match="'set': NotAllStoredError: 2 of 2 pages were not stored"):
+        self_test(backend, 60)
+
+
 def a_backend_in_another_order_fails(guarded):
     test_a_breach_fails_the_start(guarded, *BREACHES["gives another order"])
 
@@ -111,6 +150,11 @@ class TestFaultsOfTheSelfTest(PlantedFaultTests):
             "answers not looked at",
             a_backend_that_sees_everything_fails,
             Replacement(_SelfTest, "_expect", "if answer != expected:", "if not answer:"),
+        ),
+        Fault(
+            "one server of several is all of them",
+            lambda guarded, caplog: test_one_server_of_several_that_is_gone_does_not_fail_the_start(guarded, caplog, 1),
+            Replacement(_SelfTest, "_store", "len(self._lost) == len(self._keys)", "self._lost"),
         ),
         Fault(
             "nothing cleaned up",
