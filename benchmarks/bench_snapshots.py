@@ -12,7 +12,7 @@ python benchmarks/bench_snapshots.py --intervals 64 256 --out out/mine.json
 """
 
 import argparse
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from functools import partial
 from pathlib import Path
@@ -23,119 +23,86 @@ from typing import Any
 from hicache.common import PAGE, build, hicache, load, write
 from snapshots.conversations import Workload
 from snapshots.holdings import in_files, in_host
+from snapshots.serving import TIERS, answer
 
-from kvcache_core.errors import KVCacheError
 from kvcache_engine.config import EngineConfig
 from kvcache_engine.engine import Engine
-from kvcache_engine.prompts_file import PromptLine
-from kvcache_engine.results import RequestResult
-from kvcache_engine.run import RunReport, Working, serve
 
-TIERS = ("device", "host", "storage")
 CONTEXT = 4096
-L1_TOKENS = 6144
+L1_TOKENS = 3072
 RATIO = 2.0
+RATES = (*TIERS, "all", "first")
 
 
-class BenchmarkFailed(KVCacheError):
-    """A request was not answered, or the storage did not take a page: the figures would be of something else."""
-
-
-class Silence:
-    """A view that shows nothing, and a stop that never comes."""
-
-    requested = False
-
-    def ready(self, engine: Engine, expected: int) -> None: ...
-    def finished(self, result: RequestResult, done: int) -> None: ...
-    def working(self, state: Working) -> None: ...
-    def persisting(self, stored: int, remaining: int) -> None: ...
-
-
-def answer(engine: Engine, config: EngineConfig, lines: Sequence[PromptLine]) -> RunReport:
-    """All of `lines`; the cache is closed afterwards, and L3 has everything. Raises BenchmarkFailed."""
-    report = serve(engine, config, lines, Silence(), Silence())
-    persisted = report.summary["persisted"]
-    if report.summary["errors"] or persisted["remaining"] or persisted["dropped"]:
-        raise BenchmarkFailed(f"errors: {report.summary['errors']}, persisted: {persisted}; the figures would mean nothing")
-    return report
-
-
-def rates(report: RunReport) -> dict[str, float]:
-    """Hit rates by tier, and of all together."""
-    prompt = report.summary["prompt_tokens"]
-    return {**{tier: report.summary["cached_tokens"][tier] / prompt for tier in TIERS}, "all": report.summary["hit_rate"]}
-
-
-def measure(
-    new_engine: Callable[[], Engine], config: EngineConfig, lines: Sequence[PromptLine], later: Sequence[PromptLine], store: Path
-) -> dict[str, Any]:
-    """One interval: `lines`, and `later` by another engine, which shares nothing with the first but `store`."""
+def measure(new_engine: Callable[[], Engine], workload: Workload, store: Path) -> dict[str, Any]:
+    """One interval: a pass, and one of later readers by another engine, which shares nothing with the first but `store`."""
     engine = new_engine()
-    first = answer(engine, config, lines)
+    first = answer(engine, workload.conversations(), workload.answer_tokens)
     held, files = in_host(engine), in_files(engine, store)
-    again = answer(new_engine(), config, later)
-    cache: Mapping[str, Any] = first.summary["cache"]
+    engine.cache.close()
+    restarted = new_engine()
+    again = answer(restarted, workload.conversations(later=True), workload.answer_tokens)
+    restarted.cache.close()
+    counters = engine.cache.counters
     return {
-        "prompt_tokens": first.summary["prompt_tokens"],
-        "hit_rates": rates(first),
-        "hit_rates_after_restart": rates(again),
+        "prompt_tokens": first.all["prompt_tokens"],
+        "computed_tokens": first.all["computed_tokens"],
+        "hit_rates": first.hit_rates(),
+        "hit_rates_after_restart": again.hit_rates(),
         "l2": held.as_dict(),
         "l3": files.as_dict(),
-        "bytes_written_to_l3": cache["bytes_moved"].get("store", 0),
-        "dropped": cache["dropped"],
-        "attention_tokens": first.summary["attention_tokens"],
+        "bytes_moved": dict(counters.bytes_moved),
+        "dropped": dict(counters.dropped),
     }
 
 
 def row(interval: int, point: Mapping[str, Any]) -> str:
     """A line of the table."""
-    name = "ends only" if interval >= CONTEXT else str(interval)
-    cells = [f"{name:>9}"]
+    cells = ["ends only" if interval >= CONTEXT else f"{interval:>9}"]
     for tier in ("l2", "l3"):
         million: Mapping[str, float] = point[tier]["bytes_per_million_tokens"]
-        cells += [f"{million[name] / 2**20:8.1f}" for name in ("full", "recurrent")]
+        cells += [f"{million[name] / 2**20:7.1f}" for name in ("full", "recurrent")]
     for when in ("hit_rates", "hit_rates_after_restart"):
-        cells += [f"{100 * point[when][tier]:7.1f}" for tier in (*TIERS, "all")]
+        cells += [f"{100 * point[when][tier]:7.1f}" for tier in RATES]
     return " ".join(cells)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument(
-        "--intervals", type=int, nargs="+", default=[64, 128, 256, 512, 1024], help="in tokens; default: %(default)s"
-    )
-    parser.add_argument("--documents", type=int, default=4, help="documents that conversations share (%(default)s)")
-    parser.add_argument("--readers", type=int, default=4, help="conversations over each of them (%(default)s)")
-    parser.add_argument("--turns", type=int, default=3, help="questions in each of them (%(default)s)")
-    parser.add_argument("--quick", action="store_true", help="two intervals and few conversations: to see that it works")
+    intervals_help = "tokens between two snapshots (default: 64 128 256 512 1024)"
+    parser.add_argument("--intervals", type=int, nargs="+", default=[64, 128, 256, 512, 1024], help=intervals_help)
+    parser.add_argument("--documents", type=int, default=3, help="documents that conversations share (default %(default)s)")
+    parser.add_argument("--readers", type=int, default=4, help="conversations over each of them (default %(default)s)")
+    parser.add_argument("--turns", type=int, default=2, help="questions in each of them (default %(default)s)")
+    parser.add_argument("--quick", action="store_true", help="two intervals, few conversations: to see that it works")
     parser.add_argument("--store", type=Path, default=Path("out"), help="a folder on the disk that L3 is to use (%(default)s)")
     parser.add_argument("--out", type=Path, default=Path("out/snapshots.json"), help="where the figures go (%(default)s)")
     arguments = parser.parse_args()
     started = monotonic()
     intervals = [256] if arguments.quick else sorted(arguments.intervals)
-    workload = Workload(2, 2, 2) if arguments.quick else Workload(arguments.documents, arguments.readers, arguments.turns)
+    workload = Workload(2, 2, 1) if arguments.quick else Workload(arguments.documents, arguments.readers, arguments.turns)
     base = EngineConfig(
         model="tiny-kimi-linear",
         device_tokens=L1_TOKENS,
-        device_states=L1_TOKENS // min(intervals) + 32,
+        device_states=L1_TOKENS // min(intervals) + 16,
         chunk_tokens=256,
-        max_running=2,
+        max_running=1,
         context=CONTEXT,
     )
-    model, lines, later = load(base), workload.lines(), workload.lines(later=True)
-    print(f"{len(lines)} conversations of {workload.turns} turns over {workload.documents} documents, twice for every interval")
-    print("MiB a million tokens, hit rates in %")
-    print(f"{'':9} {'L2':>17} {'L3':>17} {'hits':>31} {'hits after a restart':>31}")
-    print("interval ", *(f"{name:>8}" for name in ("pages", "states") * 2), *(f"{tier:>7}" for tier in (*TIERS, "all") * 2))
-    rows: list[dict[str, Any]] = []
+    model = load(base)
     arguments.store.mkdir(parents=True, exist_ok=True)
     like = build(model, base, None)  # serves nothing: the others take its programs, which are compiled once
+    n = workload.documents * workload.readers
+    print(f"{n} conversations of {workload.turns} turns over {workload.documents} documents, and as many after a restart")
+    print("MiB a million tokens; hit rates in %, of all questions, by tier and together, and of first questions")
+    print(f"{'':9} {'L2':>15} {'L3':>15} {'hits':>39} {'hits after a restart':>39}")
+    print(" interval", *(f"{name:>7}" for name in ("pages", "states") * 2), *(f"{rate:>7}" for rate in RATES * 2))
+    rows: list[dict[str, Any]] = []
     for interval in [*intervals, CONTEXT]:
         config = base.model_copy(update={"snapshot_interval": interval})
         with TemporaryDirectory(dir=arguments.store) as folder:
             tiers = hicache(RATIO, "threadpool", "per_page", store=Path(folder))
-            point = measure(partial(build, model, config, tiers, like), config, lines, later, Path(folder))
+            point = measure(partial(build, model, config, tiers, like), workload, Path(folder))
         rows.append({"interval": interval, **point})
         print(row(interval, point), flush=True)
     like.cache.close()

@@ -4,6 +4,7 @@ Nothing beyond that length is taken, because no lock would cover it while the ca
 anything is changed. Rules of adoption are the contract's section 6; the cuts make every adopted range a whole node.
 """
 
+from bisect import bisect_right
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 
@@ -12,7 +13,7 @@ import numpy.typing as npt
 
 from kvcache_core.contracts.results import NO_INDICES, Indices, InsertResult
 from kvcache_core.contracts.tokens import INT32
-from kvcache_radix.node import Cell, Node, Root
+from kvcache_radix.node import Cell, Node
 from kvcache_radix.offer import Offer
 from kvcache_radix.store import HOST, NodeStore
 from kvcache_radix.usable import longest_usable
@@ -42,18 +43,24 @@ class Insertion:
     def insert(self, view: npt.NDArray[np.int32], offers: Offers, found: Found | None, extra_key: tuple[bytes, ...]) -> Inserted:
         """`view`: the checked tokens; `found`: where matching them ended, None when not even a page is known."""
         path = _path(found)
-        matched = 0 if found is None else found[1]
-        length = self._length(path, matched, len(view), offers)
-        duplicates: dict[int, bytes] = {}
+        matched, total = 0 if found is None else found[1], len(view)
+        cuts = sorted({at for offer in offers if offer is not None for at in offer.cuts})
+        needs = [geometry.first_needed(total) for geometry in self._store.geometries]
+        length = total
+        if not self._all_usable(path, matched, total, offers, needs):
+            length = self._length(path, matched, total, offers, cuts)
+            needs = [geometry.first_needed(length) for geometry in self._store.geometries]
+        duplicates: dict[int, list[bytes]] = {}
         end: Node | None = None
         if length:
-            end = self._existing(path, min(matched, length), offers, duplicates)
+            end = self._existing(path, min(matched, length), offers, cuts, duplicates)
             if length > matched:
-                end = self._grow(end or self._store.root(extra_key), view, length, offers)
+                end = self._grow(end or self._store.root(extra_key), view, length, offers, cuts)
             assert end is not None
-            self._touch(end, length)
-        refused = {c: o.pieces(length, len(view)) for c, o in enumerate(offers) if o is not None and o.end > length}
-        return InsertResult(length, self._by_name(duplicates), self._by_name(refused)), end
+            self._touch(end, needs)
+        turned_down = {c: b"".join(chunks) for c, chunks in duplicates.items()}
+        refused = {c: o.pieces(length, total) for c, o in enumerate(offers) if o is not None and o.end > length}
+        return InsertResult(length, self._by_name(turned_down), self._by_name(refused)), end
 
     def insert_closed(
         self, view: npt.NDArray[np.int32], offer: Offer | None, found: Found | None, extra_key: tuple[bytes, ...]
@@ -106,11 +113,39 @@ class Insertion:
         store.clock = clock
         store.offer(end, 0)
 
-    def _length(self, path: Sequence[Node], matched: int, total: int, offers: Offers) -> int:
-        bounds = {node.end for node in path if node.end < matched} | {matched, total} - {0}
-        for offer in offers:
-            if offer is not None:
-                bounds |= {*offer.cuts} - {0}
+    def _all_usable(self, path: Sequence[Node], matched: int, total: int, offers: Offers, needs: Sequence[int]) -> bool:
+        """Whether `_length` is `total`. It nearly always is, and that is seen without looking at everything."""
+        if not total:
+            return False
+        for c, geometry in enumerate(self._store.geometries):
+            offer = offers[c]
+            if geometry.at_node_end:
+                offered = offer is not None and total in offer.states
+                if not offered and (matched < total or path[-1].end != total or not self._has(path[-1].cells[c])):
+                    return False
+                continue
+            need, start = needs[c], total
+            if offer is not None and offer.end == total and not offer.holes:
+                start = offer.start
+            if start <= need:
+                continue
+            if start > matched:
+                return False
+            for node in reversed(path):
+                if node.end <= need:
+                    break
+                assert node.parent is not None
+                if node.parent.end >= start:
+                    continue
+                cell = node.cells[c]
+                if not self._has(cell):
+                    return False
+                if geometry.prefix_closed and cell.device is not None:
+                    break  # device data is there all the way up
+        return True
+
+    def _length(self, path: Sequence[Node], matched: int, total: int, offers: Offers, cuts: Sequence[int]) -> int:
+        bounds = {node.end for node in path if node.end < matched} | {matched, total, *cuts} - {0}
         ends = sorted(bounds)
         resident: list[list[bool]] = [[] for _ in offers]
         at, start = 0, 0
@@ -127,14 +162,23 @@ class Insertion:
             start = end
         return longest_usable(self._store.geometries, ends, resident)
 
-    def _existing(self, path: Sequence[Node], limit: int, offers: Offers, duplicates: dict[int, bytes]) -> Node | None:
+    def _existing(
+        self, path: Sequence[Node], limit: int, offers: Offers, cuts: Sequence[int], duplicates: dict[int, list[bytes]]
+    ) -> Node | None:
         """Adopt or turn down what is offered for the known part, up to `limit`; returns the node that ends there."""
         end: Node | None = None
+        first = cuts[0] if cuts else limit
         for whole in path:
             assert whole.parent is not None
             if whole.parent.end >= limit:
                 break
-            for end in self._cut(whole, limit, offers):
+            if whole.end < first and whole.end <= limit:
+                end = whole
+                continue
+            # Nearly always nothing begins or ends inside a node, and there is nothing to cut.
+            following = bisect_right(cuts, whole.parent.end)
+            cut = whole.end > limit or (following < len(cuts) and cuts[following] < whole.end)
+            for end in self._cut(whole, limit, offers) if cut else (whole,):
                 assert end.parent is not None
                 for c, offer in enumerate(offers):
                     data = b"" if offer is None else self._offered(offer, c, end)
@@ -145,7 +189,7 @@ class Insertion:
                         end.cells[c].stored = None  # what was known was said of a copy that was lost
                         self._store.put(end, c, data, self._tier)
                     else:
-                        duplicates[c] = duplicates.get(c, b"") + data
+                        duplicates.setdefault(c, []).append(data)
         return end
 
     def _has(self, cell: Cell) -> bool:
@@ -172,14 +216,10 @@ class Insertion:
             pieces.append(node)
         return pieces
 
-    def _grow(self, parent: Node, view: npt.NDArray[np.int32], length: int, offers: Offers) -> Node:
+    def _grow(self, parent: Node, view: npt.NDArray[np.int32], length: int, offers: Offers, cuts: Sequence[int]) -> Node:
         """New nodes for [parent.end, length), each uniform in what it holds."""
-        cuts = {length}
-        for offer in offers:
-            if offer is not None:
-                cuts.update(offer.cuts)
         start = parent.end
-        for cut in sorted(cuts):
+        for cut in cuts if cuts and cuts[-1] == length else sorted({*cuts, length}):
             while start < cut <= length:
                 end = min(cut, start + self._edge_cap)
                 node = self._store.attach(parent, view[start:end].tobytes())
@@ -190,21 +230,23 @@ class Insertion:
                 parent, start = node, end
         return parent
 
-    def _touch(self, end: Node, length: int) -> None:
-        """Blocks count from last to first, so that the end of a prefix is evicted before its beginning."""
+    def _touch(self, end: Node, needs: Sequence[int]) -> None:
+        """Blocks count from last to first, so that the end of a prefix is evicted before its beginning. `needs`: what going on
+        from there needs, by component."""
         store = self._store
-        needs = [geometry.first_needed(length) for geometry in store.geometries]
-        node: Node | None = end
-        while node is not None and not isinstance(node, Root):
+        clock = store.clock
+        node, above = end, end.parent
+        while above is not None:
             for c, cell in enumerate(node.cells):
                 if not cell.clock:  # adopted just now, perhaps behind the window
-                    store.clock += 1
-                    cell.clock = store.clock
+                    clock += 1
+                    cell.clock = clock
                     store.offer(node, c)
                 elif node.end > needs[c]:
-                    store.clock += 1
-                    cell.clock = store.clock
-            node = node.parent
+                    clock += 1
+                    cell.clock = clock
+            node, above = above, above.parent
+        store.clock = clock
 
     def _by_name(self, data: Mapping[int, bytes]) -> Mapping[str, Indices]:
         if not any(data.values()):

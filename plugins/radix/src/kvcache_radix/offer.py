@@ -45,6 +45,8 @@ class Offer:
         """The positions between which it offers all or nothing."""
         if self.states:
             return self.states.keys()
+        if not self.holes:
+            return (self.start, self.end)
         return (self.start, self.end, *(at for hole in self.holes for at in hole))
 
     def covers(self, start: int, end: int) -> bool:
@@ -62,7 +64,9 @@ class Offer:
         """The offered indices of [start, end), clipped to what is offered; those of states with start < position <= end."""
         if self.states:
             return b"".join([data for at, data in self.states.items() if start < at <= end])
-        if start < self.start:
+        if start <= self.start:
+            if end >= self.end:
+                return self.data
             start = self.start
         if end > self.end:
             end = self.end
@@ -91,10 +95,12 @@ def read_offers(
         if c is None:
             raise ValueError(f"values for unknown component {name!r}; this cache has: {', '.join(components)}")
         at_node_end = geometries[c].at_node_end
-        if len(segments) == 1 and not at_node_end:  # nearly every insert brings just this, and every insert comes here
+        if len(segments) == 1:  # nearly every insert brings just this, and every insert comes here
             segment = segments[0]
-            data = _read_segment(name, segment, False, page_size, length)
-            if data:
+            data = _read_segment(name, segment, at_node_end, page_size, length)
+            if at_node_end:
+                offers[c] = Offer(segment.end, segment.end, b"", {segment.end: data}, page_size)
+            elif data:
                 offers[c] = Offer(segment.start, segment.end, data, _NO_STATES, page_size)
             continue
         chunks: list[bytes] = []

@@ -1,33 +1,30 @@
-"""How far a prefix that was found can be used, from one tier or from both. It looks at nodes; the rule itself is in `usable`."""
+"""How far a prefix that was found can be used, from one tier or from both. It looks at nodes; the rule itself is in `usable`.
+
+A test holds the two equal.
+"""
 
 from collections.abc import Sequence
 
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.node import Node
-from kvcache_radix.usable import longest_usable
 
 
 def reach(geometries: Sequence[Geometry], node: Node, matched: int, *, host: bool) -> int:
-    """The longest usable length within [0, matched), where `node` covers position `matched - 1`; with `host`, a copy in either
-    tier will do."""
-    ends: list[int] = []
-    path: list[Node] = []
+    """The longest usable length within [0, matched], where `node` covers position `matched - 1`; with `host`, a copy in either
+    tier will do. It walks upwards no further than what is needed, since nearly always the first length is usable."""
     end = matched
-    above = node.parent
-    while above is not None:
-        ends.append(end)
-        path.append(node)
-        node, end, above = above, above.end, above.parent
-    ends.reverse()
-    path.reverse()
-    resident = [
-        [
-            (n.cells[c].device is not None or (host and n.cells[c].host is not None)) and not (g.at_node_end and n.end > e)
-            for n, e in zip(path, ends, strict=True)
-        ]
-        for c, g in enumerate(geometries)
-    ]
-    return longest_usable(geometries, ends, resident)
+    for c, geometry in enumerate(geometries):
+        if geometry.prefix_closed:
+            node, end = _below_closed(node, end, c, host)
+    while end:
+        lacking = _lacking(geometries, node, end, host)
+        if lacking is None:
+            return end
+        # Whatever is longer than what lies above that node needs it as well: `first_needed` never decreases.
+        assert lacking.parent is not None, "a root's cells hold empty data"
+        node = lacking.parent
+        end = node.end
+    return 0
 
 
 def reach_closed(node: Node, matched: int) -> tuple[int, int]:
@@ -40,3 +37,40 @@ def reach_closed(node: Node, matched: int) -> tuple[int, int]:
             host_len = node.parent.end
         node = node.parent
     return min(node.end, matched), host_len
+
+
+def _below_closed(node: Node, end: int, c: int, host: bool) -> tuple[Node, int]:
+    """The part of a path that the prefix_closed component `c` allows: above the first node with device data, all have it."""
+    each = node
+    while each.cells[c].device is None:
+        assert each.parent is not None, "a root's cells hold empty data"
+        lacks = not host or each.cells[c].host is None
+        each = each.parent
+        if lacks:
+            node, end = each, each.end
+    return node, end
+
+
+def _lacking(geometries: Sequence[Geometry], node: Node, end: int, host: bool) -> Node | None:
+    """A node without which `end` is not usable, as far as components that are not prefix_closed go; None where there is none."""
+    for c, geometry in enumerate(geometries):
+        if geometry.prefix_closed:
+            continue
+        if geometry.at_node_end:
+            cell = node.cells[c]
+            if node.end > end or (cell.device is None and not (host and cell.host is not None)):
+                return node
+            continue
+        need = geometry.first_needed(end)
+        if need >= end:
+            continue
+        each = node
+        while True:
+            cell = each.cells[c]
+            if cell.device is None and not (host and cell.host is not None):
+                return each
+            assert each.parent is not None, "a root's cells hold empty data"
+            each = each.parent
+            if each.end <= need:
+                break
+    return None

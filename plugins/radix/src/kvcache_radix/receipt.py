@@ -29,15 +29,16 @@ class TreeLock(Lock):
         return self._length
 
     def segment(self, component: str) -> Segment:
-        c = self._store.components[component]
-        if self.stops[c] == RELEASED:
+        store, length, node = self._store, self._length, self.node
+        c = store.components[component]
+        stop = self.stops[c]
+        if stop == RELEASED:
             raise LockError(f"{self} no longer covers {component!r}; take its segment before releasing it")
-        geometry, page, stop = self._store.geometries[c], self._store.page_size, self.stops[c]
-        start = geometry.first_needed(self._length)
+        geometry, page = store.geometries[c], store.page_size
+        start = geometry.first_needed(length)
         if start:
             start = floor_page(start, page)
         chunks: list[bytes] = []
-        node = self.node
         while node is not None and node.end > stop:
             data = node.cells[c].device
             if data is None:
@@ -46,10 +47,14 @@ class TreeLock(Lock):
             node = node.parent
         if not chunks:
             return Segment(start, start, NO_INDICES)
-        chunks.reverse()
+        if len(chunks) == 1:
+            [whole] = chunks
+        else:
+            chunks.reverse()
+            whole = b"".join(chunks)
         # the locked node nearest the root may begin before the window does
-        skip = 0 if geometry.at_node_end else (start - stop) // page * INDEX_BYTES
-        return Segment(start, self._length, np.frombuffer(b"".join(chunks), dtype=INT32, offset=skip))
+        skip = (start - stop) // page * INDEX_BYTES if start and not geometry.at_node_end else 0
+        return Segment(start, length, np.frombuffer(whole, INT32, -1, skip))
 
     def __repr__(self) -> str:
         state = "released" if self.stops and all(stop == RELEASED for stop in self.stops) else "held"

@@ -217,8 +217,10 @@ class NodeStore:
     def offer(self, node: Node, c: int) -> None:
         """Queue the node for eviction wherever it is a candidate."""
         cell = node.cells[c]
-        for heap in self.heaps:
-            heap[c].offer(node, cell)
+        if cell.device is not None:
+            self.heaps[DEVICE][c].offer(node, cell)
+        if cell.host is not None:
+            self.heaps[HOST][c].offer(node, cell)
 
     def clear(self, reclaimed: Reclaimed) -> None:
         """Delete everything."""

@@ -71,7 +71,7 @@ class RadixTree:
             device_len, host_len = reach_closed(node, matched)
         else:
             device_len = host_len = reach(self.store.geometries, node, matched, host=False)
-            if self.store.has_host:
+            if device_len < matched and self.store.has_host:
                 host_len = reach(self.store.geometries, node, matched, host=True)
         return MatchResult(node, device_len, host_len, matched)
 
@@ -129,34 +129,44 @@ class RadixTree:
             above = above.parent
         if not isinstance(above, Root) or above.owner is not store.owner:
             raise LockError("the match was made by another cache; a handle is good only for the cache that gave it")
-        if (not self._only_closed or node.cells[0].device is None) and not self._lockable(node, length, host):
-            return None
-        if node.end > length:
-            node = store.split(node, length)
         if self._only_closed:
+            if node.cells[0].device is None and not self._lockable(node, length, [0], host):
+                return None
+            if node.end > length:
+                node = store.split(node, length)
             stops = [self._pin_path(node, 0, 0)]
         else:
-            stops = [self._pin_path(node, c, g.first_needed(length)) for c, g in enumerate(store.geometries)]
+            needs = [geometry.first_needed(length) for geometry in store.geometries]
+            if not self._lockable(node, length, needs, host):
+                return None
+            node = node if node.end == length else store.split(node, length)
+            stops: list[int] = []
             for c, geometry in enumerate(store.geometries):
-                if geometry.at_node_end:
-                    stops[c] = length - 1  # not the node's start: the head of a later split holds neither the state nor the lock
+                stop = self._pin_path(node, c, needs[c])
+                # not a state's node's start: the head of a later split holds neither the state nor the lock
+                stops.append(length - 1 if geometry.at_node_end else stop)
         receipt = TreeLock(store, node, length, stops)
         self.receipts.add(receipt)
         return receipt
 
-    def _lockable(self, node: Node, length: int, host: bool) -> bool:
+    def _lockable(self, node: Node, length: int, needs: Sequence[int], host: bool) -> bool:
         for c, geometry in enumerate(self.store.geometries):
             if geometry.at_node_end and node.end != length:
                 return False
-            need = geometry.first_needed(length)
-            each: Node | None = node
-            while each is not None and min(each.end, length) > need:
+            need = needs[c]
+            if need >= length:
+                continue
+            each = node
+            while True:
                 cell = each.cells[c]
                 if cell.device is None and not (host and cell.host is not None):
                     return False
                 if geometry.prefix_closed and cell.device is not None:
                     break  # device data is there all the way up
+                assert each.parent is not None
                 each = each.parent
+                if each.end <= need:
+                    break
         return True
 
     def _pin_path(self, node: Node, c: int, need: int) -> int:

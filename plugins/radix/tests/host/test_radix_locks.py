@@ -137,7 +137,7 @@ def a_lock_does_not_look_again(monkeypatch):
         node.parent = parent
 
     monkeypatch.setattr(NodeStore, "drop", planted)
-    monkeypatch.setattr(RadixTree, "_lockable", lambda tree, node, length, host: True)
+    monkeypatch.setattr(RadixTree, "_lockable", lambda *_: True)
 
 
 def a_receipt_stays_valid(monkeypatch):

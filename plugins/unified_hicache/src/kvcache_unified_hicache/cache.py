@@ -112,8 +112,9 @@ class UnifiedRadixCache(BasePrefixCache):
         result, end = self._tree.insert_path(ids, values, extra_key)
         self._persisted = False
         for name, segments in values.items():
-            unit, duplicates = self._unit[name], len(result.duplicates[name])
-            offered = sum(len(segment.indices) for segment in segments)
+            unit, duplicates, offered = self._unit[name], len(result.duplicates[name]), 0
+            for segment in segments:
+                offered += len(segment.indices)
             self.counters.inserted_tokens += (offered - duplicates - len(result.refused[name])) * unit
             self.counters.duplicate_tokens += duplicates * unit
         if self._host is not None and self._down is not None and self._host.backup_on_insert and end is not None:

@@ -34,16 +34,18 @@ class CopiesDown:
 
     def back_up_path(self, end: Node) -> None:
         """Queue a copy of whatever the prefix has on the device alone: what is new, and what was skipped before."""
-        node, nodes = end, list[Node]()
+        node, path = end, list[Node]()
         while node.parent is not None:
-            nodes.append(node)
+            path.append(node)
             node = node.parent
+        # Of a prefix that goes on, nearly all nodes have their copies.
+        nodes = [node for node in path if any(cell.device is not None and cell.host is None for cell in node.cells)]
         for node in reversed(nodes):
             for component in self._components:
                 component.write_through(node)
         self._take_backups()
         if self._storage is not None and self._storage.persist_on == "insert":
-            for node in reversed(nodes):
+            for node in reversed(path):
                 for c, cell in enumerate(node.cells):
                     if cell.host is not None:  # and it may have been refused when it landed
                         self.landed(node, c)

@@ -162,10 +162,11 @@ class HostTier:
         if n > self.obtainable(c):
             return None
         slots = self.controller.reserve(self._tree.store.geometries[c].name, n)
-        leftovers = self._leftovers[:]
-        self._leftovers.clear()
-        for reclaimed in leftovers:
-            self.freeing.give_up(reclaimed)
+        if self._leftovers:
+            leftovers = self._leftovers[:]
+            self._leftovers.clear()
+            for reclaimed in leftovers:
+                self.freeing.give_up(reclaimed)
         return slots
 
     def evict(self, c: int, n: int) -> int:
