@@ -1,6 +1,7 @@
 """C5, and what a store says of its servers when it opens: errors without secrets, warnings where pages will be lost."""
 
 import logging
+import socket
 import traceback
 
 import pytest
@@ -12,9 +13,9 @@ from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.cli import main
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
-from kvcache_storage_redis import opening
+from kvcache_storage_redis import opening, scanning
 from kvcache_storage_redis.config import RedisOptions
-from kvcache_storage_redis.errors import PagesError
+from kvcache_storage_redis.errors import PagesError, ServerError, one_line
 from kvcache_storage_redis.facts import ServerFacts, parse_info
 from kvcache_storage_redis.opening import make
 
@@ -101,6 +102,44 @@ def test_a_user_needs_no_more_than_the_readme_says(locked, stores):
     assert stores.look(locked, **login).get(KEYS[:2]) == [None, b"b"]
     with pytest.raises(PagesError, match="NoPermissionError"):
         stores.open(locked, key_prefix="others", **login).set(KEYS[:1], [b"a"])
+
+
+@pytest.mark.parametrize("forbidden", ["scan", "strlen", "exists", "object|idletime"])
+def test_pages_that_may_not_be_listed_are_an_error_and_no_empty_store(locked, stores, forbidden):
+    locked.ask("ACL", "SETUSER", "blind", "on", f">{SECRET}blind", "~*", "+@all", f"-{forbidden}")
+    storage = stores.open(locked, username="blind", password=f"{SECRET}blind")
+    storage.set(KEYS[:1], [b"page"])
+    with pytest.raises(ServerError, match=f"{LOOPBACK}:{locked.port}: NoPermissionError: .*{forbidden}") as caught:
+        list(storage.scan())
+    assert "access control list" in caught.value.advice
+
+
+def test_a_secret_at_the_end_of_what_is_shown_is_not_cut_but_covered():
+    text = one_line(OSError(295 * "x" + SECRET), [SECRET])
+    assert SECRET[:3] not in text
+    assert text.startswith(f"OSError: {295 * 'x'}*****")
+
+
+@pytest.fixture
+def six(tmp_path):
+    """A server on an IPv6 address."""
+    try:
+        with socket.socket(socket.AF_INET6) as found:
+            found.bind(("::1", 0))
+    except OSError as error:
+        pytest.skip(f"this machine has no IPv6 loopback: {error}")
+    with started(lambda: RedisServer(valkey_command(), tmp_path / "six", ["--bind", "127.0.0.1", "::1"])) as server:
+        yield server
+
+
+@pytest.mark.parametrize("form", ["host", "brackets", "url"])
+def test_a_server_with_an_ipv6_address(six, stores, form):
+    place = {"host": "::1"} if form == "host" else {"host": "[::1]"}
+    options = {"url": f"redis://[::1]:{six.port}", "host": "localhost", "port": 6379} if form == "url" else place
+    storage = stores.open(six, **options)
+    storage.set(KEYS[:1], [b"page"])
+    assert storage.get(KEYS[:2]) == [b"page", None]
+    assert str(storage.facts[0].address) == f"[::1]:{six.port}"
 
 
 def test_a_server_that_tells_nothing_is_used_and_said_to(locked, stores, caplog):
@@ -256,5 +295,10 @@ class TestOpeningFaults(PlantedFaultTests):
             "a replica is taken for a server",
             test_a_replica_is_for_looking_only,
             Replacement(opening, "_checked_facts", "facts.replica and not read_only", "False"),
+        ),
+        Fault(
+            "pages that may not be listed are none",
+            lambda locked, stores: test_pages_that_may_not_be_listed_are_an_error_and_no_empty_store(locked, stores, "strlen"),
+            Replacement(scanning, "_described", "isinstance(reply, NoPermissionError)", "False"),
         ),
     )

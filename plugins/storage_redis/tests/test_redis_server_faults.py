@@ -5,9 +5,11 @@ import threading
 import pytest
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
+from kvcache_conformance.server_process import LOOPBACK
 from kvcache_conformance.storage_numbered import numbered_key
 from kvcache_core.contracts.storage import NotAllStoredError
-from kvcache_storage_redis.errors import PagesError
+from kvcache_storage_redis.errors import Address, PagesError
+from kvcache_storage_redis.server import Login, Server
 from kvcache_storage_redis.storage import RedisStorage
 
 KEYS = [numbered_key(number) for number in range(40)]
@@ -156,6 +158,22 @@ def test_closing_ends_a_call_that_waits(stores, own_valkey):
         storage.get(KEYS[:1])
     storage.close()
     own_valkey.resume()
+
+
+def test_a_call_that_comes_after_closing_leaves_no_connection(own_valkey):
+    """It was under way when another thread closed the store."""
+    server = Server(Address(LOOPBACK, own_valkey.port), Login(0, None, None, connect_timeout=1.0, socket_timeout=1.0))
+    assert server.ask([(b"PING",)]) == [b"PONG"]
+    assert clients(own_valkey) == 2
+    server.close()
+    assert server.ask([(b"PING",)]) == [b"PONG"]
+    while clients(own_valkey) > 1:
+        pass  # the server hears of it in a moment
+
+
+def clients(server) -> int:
+    """Connections that a server has, with the one that asks."""
+    return len(server.ask("CLIENT", "LIST").splitlines())
 
 
 def test_a_key_of_another_kind_is_a_miss_that_harms_no_other(stores, valkey):

@@ -14,6 +14,7 @@ from kvcache_storage_redis.fleet import Clock, Fleet, Request, ask_one, monotoni
 from kvcache_storage_redis.rest import REST, Rest
 from kvcache_storage_redis.server import Reply, Server
 from kvcache_storage_redis.slots import SlotMap, SlotRange, parse_slots
+from kvcache_storage_redis.wire import Command
 
 
 class _Node:
@@ -54,9 +55,8 @@ class Cluster(Fleet):
             self._learn_quietly()
             self._by_node(moved, requests, replies)
         for at, reply in enumerate(replies):
-            if isinstance(reply, AskError) and not isinstance(reply, MovedError):
-                named: Any = reply  # the library leaves out types here
-                replies[at] = self._ask_newcomer(requests[at], Address(str(named.host), int(named.port)))
+            if isinstance(reply, AskError):
+                replies[at] = self._ask_named(requests[at], reply)
         return replies
 
     def some_answer(self) -> bool:
@@ -97,10 +97,16 @@ class Cluster(Fleet):
             node.rest.answered()
         return replies
 
-    def _ask_newcomer(self, request: Request, address: Address) -> Reply:
-        """The key's slot is on its way to another node, which answers for it only when it is asked like this."""
+    def _ask_named(self, request: Request, reply: AskError) -> Reply:
+        """The key's slot is on its way to another node, which answers for it only when it is told so (ASKING), or it has moved
+        and the nodes that were asked about it have not heard of that."""
+        named: Any = reply  # the library leaves out types here
+        known = self._map.address_of(request.key)
+        # A node that does not know its name leaves it out: then it is that of the one which said so.
+        address = Address(str(named.host) or (known or self._seeds[0]).host, int(named.port))
+        asking: list[Command] = [] if isinstance(reply, MovedError) else [(b"ASKING",)]
         try:
-            return self._node(address).server.ask([(b"ASKING",), request.command])[1]
+            return self._node(address).server.ask([*asking, request.command])[-1]
         except ServerError as error:
             return error
 

@@ -42,10 +42,11 @@ class PagesError(KVCacheError):
 
 def one_line(error: BaseException, secrets: Iterable[str] = ()) -> str:
     """Kind and first line of an error from elsewhere, cut, and without `secrets`."""
-    text = (str(error).splitlines() or [""])[0][:_LONGEST]
-    for secret in secrets:
+    text = str(error)
+    for secret in secrets:  # before anything is cut: a part of one is a secret, too
         text = text.replace(secret, MASK)
-    return f"{type(error).__name__}: {text}" if text else type(error).__name__
+    line = (text.splitlines() or [""])[0][:_LONGEST]
+    return f"{type(error).__name__}: {line}" if line else type(error).__name__
 
 
 def advice_for(error: BaseException) -> str:

@@ -54,7 +54,8 @@ def _server_of(options: RedisOptions) -> UrlParts:
     if options.url is not None:
         return parse_url(options.url.get_secret_value())
     password = None if options.password is None else options.password.get_secret_value()
-    return UrlParts(options.tls, options.host, options.port, options.db, options.username, password)
+    host = options.host.removeprefix("[").removesuffix("]")  # an IPv6 address as it stands in a URL
+    return UrlParts(options.tls, host, options.port, options.db, options.username, password)
 
 
 def _login(options: RedisOptions, server: UrlParts, *, read_only: bool) -> Login:

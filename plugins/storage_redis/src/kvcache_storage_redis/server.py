@@ -47,6 +47,7 @@ class Server:
     def __init__(self, address: Address, login: Login) -> None:
         """Connects to nothing yet."""
         self.address = address
+        self._closed = False
         self._secrets = () if not login.password else (login.password,)
         kind, more = (redis.SSLConnection, _tls(login)) if login.tls else (redis.Connection, dict[str, Any]())
         connected: Callable[..., None] | None = _connect_quietly if login.quiet else None
@@ -88,9 +89,13 @@ class Server:
             raise
         finally:
             self._pool.release(connection)
+            if self._closed:
+                # A call that had begun before may have connected anew.
+                self._pool.disconnect(inuse_connections=False)
 
     def close(self) -> None:
-        """Also ends the calls that are waiting for a reply. Idempotent."""
+        """Also ends the calls that are waiting for a reply; what is called later leaves no connection. Idempotent."""
+        self._closed = True
         self._pool.disconnect()
 
     def _failed(self, error: BaseException) -> ServerError:
