@@ -36,6 +36,20 @@ def test_what_hangs_is_late_and_the_others_are_there(released):
     fan_out.close(0.0)
 
 
+def test_a_panic_in_a_library_is_an_error_and_ends_no_thread():
+    class PanicException(BaseException):
+        """As libraries in Rust raise it."""
+
+    def panics(item):
+        raise PanicException("called unwrap()")
+
+    fan_out = FanOut(1, LONG)
+    answers = fan_out.run(["one", "two"], panics)
+    assert [repr(error) for error in answers.errors.values()] == ["RuntimeError('PanicException: called unwrap()')"] * 2
+    assert fan_out.run(["next"], str).results == {0: "next"}
+    fan_out.close(LONG)
+
+
 def test_a_late_answer_changes_nothing(released):
     fan_out = FanOut(1, 0.2)
     arrived = threading.Event()

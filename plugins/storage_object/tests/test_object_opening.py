@@ -13,6 +13,8 @@ from kvcache_conformance.storage_bench import content, expect_pages, new_keys
 from kvcache_core.cli import main
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
+from kvcache_storage_object import opening
+from kvcache_storage_object.config import ObjectOptions
 
 SCOPE = StorageScope(model_id="model", page_size=16)
 LOOKING = replace(SCOPE, read_only=True)
@@ -47,6 +49,30 @@ def test_credentials_that_may_not_write(store):
     looking = store.open(LOOKING, access_key_id=name, secret_access_key=secret)
     with pytest.raises(OSError, match="read only"):
         looking.set([], [])
+
+
+def test_credentials_of_the_environment_that_cannot_be_sent(store, monkeypatch):
+    """Over them the library panics, which is no Exception, instead of raising an error."""
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", f"{ACCESS_KEY[0]}\n")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", SECRET)
+    text = refusal(store, access_key_id=None, secret_access_key=None)
+    assert "PanicException" in text
+    assert "no credentials were given" in text
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"url": "az://account/container", "account_key": f"{SECRET}!"}, "check 'url', 'endpoint', 'account_key' and"),
+        ({"url": "az://account/container", "sas_token": SECRET}, "check 'url', 'endpoint', 'sas_token' and"),
+        ({"url": "gs://bucket", "service_account": "/no/such/key.json"}, "check 'url', 'service_account' and"),
+    ],
+)
+def test_credentials_that_are_none_are_named(options, said):
+    with pytest.raises(StorageError) as caught:
+        opening.make(ObjectOptions.model_validate(options), SCOPE)
+    assert said in str(caught.value)
+    assert SECRET not in str(caught.value)
 
 
 def test_a_missing_bucket(store):

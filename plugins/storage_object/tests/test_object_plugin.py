@@ -135,6 +135,16 @@ def test_secrets_never_show(values):
         assert "s3cr3t" not in text
 
 
+@pytest.mark.parametrize("name", SECRETS)
+@pytest.mark.parametrize("end", ["\n", "\r", " ", "\0", "ü"])
+def test_a_secret_with_a_line_break_is_refused_and_not_shown(name, end):
+    """As it comes out of many a file; the library cannot send it, and ends its thread."""
+    with pytest.raises(ValidationError, match="line break") as caught:
+        ObjectOptions.model_validate(SECRETS[name] | {name: f"s3cr3t-value{end}"})
+    assert caught.value.errors()[0]["loc"] == (name,)
+    assert "s3cr3t" not in str(caught.value)
+
+
 @pytest.mark.parametrize("url", ["s3://name:s3cr3t@bucket/kv", "s3://s3cr3t@bucket", "http://name:s3cr3t@host"])
 @pytest.mark.parametrize("option", ["url", "endpoint"])
 def test_a_password_in_a_url_is_refused_and_not_repeated(option, url):

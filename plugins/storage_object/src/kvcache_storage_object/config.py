@@ -1,6 +1,7 @@
 """What may stand beside `kind: object`. It knows only what is possible, nothing of any server."""
 
 import os
+import re
 from collections.abc import Mapping
 from typing import Any, Self, cast
 
@@ -20,6 +21,9 @@ _SERVICE_OF: Mapping[str, tuple[Service, ...]] = {
     "sas_token": ("azure",),
     "service_account": ("gcs",),
 }
+
+
+_PRINTABLE = re.compile(r"[\x21-\x7e]+")
 
 
 class ObjectOptions(PluginOptions):
@@ -65,6 +69,15 @@ class ObjectOptions(PluginOptions):
     def _is_server(cls, endpoint: str | None) -> str | None:
         return None if endpoint is None else check_endpoint(endpoint)
 
+    @field_validator("region", "access_key_id", "secret_access_key", "session_token", "account_key", "sas_token")
+    @classmethod
+    def _fits_into_a_header(cls, value: str | SecretStr | None) -> str | SecretStr | None:
+        """The library ends a thread over one that does not."""
+        text = value.get_secret_value() if isinstance(value, SecretStr) else value
+        if text is not None and _PRINTABLE.fullmatch(text) is None:
+            raise ValueError("must be letters, digits and signs without spaces; is there a line break at its end?")
+        return value
+
     @field_validator("service_account")
     @classmethod
     def _beside_the_file(cls, path: str | None, info: ValidationInfo) -> str | None:
@@ -86,13 +99,19 @@ class ObjectOptions(PluginOptions):
             raise ValueError("'session_token' belongs to an 'access_key_id'")
         if self.account_key is not None and self.sas_token is not None:
             raise ValueError("'account_key' and 'sas_token' are two ways to say the same thing; give one of them")
-        if self.anonymous and (self.secrets or self.service_account):
+        if self.anonymous and self.credentials:
             raise ValueError("'anonymous' means that no credentials are sent, but some are given")
         return self
 
     @property
     def address(self) -> Address:
         return parse_address(self.url)
+
+    @property
+    def credentials(self) -> list[str]:
+        """The names of the options that say who asks, as far as they are given."""
+        named = ("access_key_id", "secret_access_key", "session_token", "account_key", "sas_token", "service_account")
+        return [name for name in named if getattr(self, name) is not None]
 
     @property
     def secrets(self) -> list[str]:

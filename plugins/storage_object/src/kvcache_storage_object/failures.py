@@ -28,7 +28,7 @@ class Failures:
     def __init__(self, secrets: Sequence[str]) -> None:
         self._secrets = tuple(secrets)
 
-    def translated(self, error: Exception) -> Exception:
+    def translated(self, error: BaseException) -> Exception:
         """Gives PermissionError where the server refused, FileNotFoundError, TimeoutError, ConnectionError, or another OSError.
         A KVCacheError is ours and stays. Others keep no more than their text, for the library may be their author as well."""
         if isinstance(error, KVCacheError):

@@ -45,6 +45,8 @@ class _Batch(Generic[T, R]):
             result = self._work(self._items[number])
         except Exception as error:
             self._end_one(number, self._answers.errors, error)
+        except BaseException as error:  # a panic inside a client library is none of the usual kinds; its thread is needed again
+            self._end_one(number, self._answers.errors, RuntimeError(f"{type(error).__name__}: {error}"))
         else:
             self._end_one(number, self._answers.results, result)
 

@@ -124,8 +124,9 @@ def _refusal(options: ObjectOptions, error: Exception) -> StorageError:
         advice = "check the credentials; they need to list, read, write and delete there"
     elif isinstance(error, FileNotFoundError):
         advice = "there is no such bucket, and none is made here; check 'url'"
-    elif options.secrets or options.anonymous or options.service_account:
-        advice = "check 'url', 'endpoint' and the network"
+    elif options.credentials or options.anonymous:
+        server = () if options.address.service == "gcs" else ("endpoint",)
+        advice = "check " + ", ".join(f"'{name}'" for name in ("url", *server, *options.credentials)) + " and the network"
     else:
         advice = (
             "no credentials were given and the SDK's usual places may have none; check these, 'url', 'endpoint' and the network"

@@ -150,7 +150,9 @@ class ObjectStorage(HiCacheStorage):
         def translated(item: T) -> R:
             try:
                 return work(item)
-            except Exception as error:
+            except (KeyboardInterrupt, SystemExit, GeneratorExit):
+                raise
+            except BaseException as error:  # a panic inside the library is no Exception
                 raise self._failures.translated(error) from None
 
         return translated
