@@ -44,7 +44,11 @@ class Insertion:
         """`view`: the checked tokens; `found`: where matching them ended, None when not even a page is known."""
         path = _path(found)
         matched, total = 0 if found is None else found[1], len(view)
-        cuts = sorted({at for offer in offers if offer is not None for at in offer.cuts})
+        ends = set[int]()
+        for offer in offers:
+            if offer is not None:
+                ends.update(offer.cuts)
+        cuts = sorted(ends)
         needs = [geometry.first_needed(total) for geometry in self._store.geometries]
         length = total
         if not self._all_usable(path, matched, total, offers, needs):
@@ -58,9 +62,13 @@ class Insertion:
                 end = self._grow(end or self._store.root(extra_key), view, length, offers, cuts)
             assert end is not None
             self._touch(end, needs)
-        turned_down = {c: b"".join(chunks) for c, chunks in duplicates.items()}
-        refused = {c: o.pieces(length, total) for c, o in enumerate(offers) if o is not None and o.end > length}
-        return InsertResult(length, self._by_name(turned_down), self._by_name(refused)), end
+        turned_down = refused = self._nothing
+        if duplicates:
+            turned_down = self._by_name({c: b"".join(chunks) for c, chunks in duplicates.items()})
+        if length < total:
+            left = {c: o.pieces(length, total) for c, o in enumerate(offers) if o is not None and o.end > length}
+            refused = self._by_name(left)
+        return InsertResult(length, turned_down, refused), end
 
     def insert_closed(
         self, view: npt.NDArray[np.int32], offer: Offer | None, found: Found | None, extra_key: tuple[bytes, ...]
@@ -199,7 +207,8 @@ class Insertion:
         if self._store.geometries[c].at_node_end:
             return offer.states.get(node.end, b"")
         assert node.parent is not None
-        return offer.pieces(node.parent.end, node.end)
+        start = node.parent.end
+        return offer.pieces(start, node.end) if offer.holes else offer.slice(start, node.end)
 
     def _cut(self, node: Node, limit: int, offers: Offers) -> list[Node]:
         """Cut `node` where something is adopted for a part of it, and at `limit`; returns the pieces up to `limit`."""

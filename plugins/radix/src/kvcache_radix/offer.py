@@ -142,6 +142,6 @@ def _read_segment(name: str, segment: Segment, at_node_end: bool, page_size: int
     expected = 1 if at_node_end else (end - start) // page_size
     if len(indices) != expected or (at_node_end and not end):
         raise ValueError(f"segment [{start}, {end}) of {name!r} needs {expected} indices and holds {len(indices)}")
-    if expected and indices.item(indices.argmin()) < 1:
+    if expected and indices.item(0 if expected == 1 else indices.argmin()) < 1:
         raise ValueError(f"segment [{start}, {end}) of {name!r} holds {indices.min()}; 0 is the dummy page, nobody can own it")
     return indices.tobytes()

@@ -4,7 +4,7 @@ import numpy as np
 
 from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.results import NO_INDICES, Segment
-from kvcache_core.contracts.tokens import INT32, floor_page
+from kvcache_core.contracts.tokens import INT32
 from kvcache_core.errors import LockError
 from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.store import NodeStore
@@ -36,8 +36,7 @@ class TreeLock(Lock):
             raise LockError(f"{self} no longer covers {component!r}; take its segment before releasing it")
         geometry, page = store.geometries[c], store.page_size
         start = geometry.first_needed(length)
-        if start:
-            start = floor_page(start, page)
+        start -= start % page
         chunks: list[bytes] = []
         while node is not None and node.end > stop:
             data = node.cells[c].device

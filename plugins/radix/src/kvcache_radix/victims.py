@@ -39,7 +39,11 @@ class VictimHeap:
         """Queue the node if it is a candidate and not queued yet."""
         if not cell.queued & self._bit and self._candidate(node, cell):
             cell.queued |= self._bit
-            self._push((cell.clock, node.number, node))
+            entry = (cell.clock, node.number, node)
+            if not self._in_order or entry > self._in_order[-1]:  # `_push` written out: every new node comes here
+                self._in_order.append(entry)
+            else:
+                heappush(self._heap, entry)
 
     def pop(self) -> Node | None:
         """Remove and return the least recently used candidate. The caller evicts it or offers it again."""

@@ -69,7 +69,7 @@ class Backups:
         if slots is None:
             return self._skip("no room in L2", node, c, last)
         # The allocation took only host data, and this node has device data: it is as it was.
-        assert self.wanted(node, c)
+        assert node.parent is not None and cell.host is None
         operation = Operation(node, c, self._store.geometries[c], self._store.page_size, slots)
         self.running.add(operation)
         self.in_flight[c] += n

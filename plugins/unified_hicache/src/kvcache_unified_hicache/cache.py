@@ -111,12 +111,15 @@ class UnifiedRadixCache(BasePrefixCache):
     def insert(self, ids: TokenIds, values: Values, extra_key: ExtraKey = ()) -> InsertResult:
         result, end = self._tree.insert_path(ids, values, extra_key)
         self._persisted = False
+        inserted = duplicate = 0
         for name, segments in values.items():
             unit, duplicates, offered = self._unit[name], len(result.duplicates[name]), 0
             for segment in segments:
                 offered += len(segment.indices)
-            self.counters.inserted_tokens += (offered - duplicates - len(result.refused[name])) * unit
-            self.counters.duplicate_tokens += duplicates * unit
+            inserted += (offered - duplicates - len(result.refused[name])) * unit
+            duplicate += duplicates * unit
+        self.counters.inserted_tokens += inserted
+        self.counters.duplicate_tokens += duplicate
         if self._host is not None and self._down is not None and self._host.backup_on_insert and end is not None:
             self._down.back_up_path(end)
         return result
