@@ -27,7 +27,7 @@ EXIT_STATUSES: Mapping[int, str] = MappingProxyType(
         0: "done",
         1: "a check found something wrong (`plugins doctor`), or some requests were not answered (`run`)",
         2: "the command line, the configuration, a plugin or a file that was named cannot be used; nothing was done",
-        130: "interrupted (Ctrl-C)",
+        130: "interrupted (Ctrl-C; 143: by SIGTERM, where a command reports what it has done before it ends)",
     }
 )
 """What the exit statuses of every command mean; a plugin's command may use others as well."""

@@ -277,7 +277,8 @@ def test_an_output_that_cannot_be_written_is_found_before_the_work(folder, capsy
     assert "--json" in capsys.readouterr().err
 
 
-def test_ctrl_c_prints_what_was_done(folder):
+@pytest.mark.parametrize(("number", "status"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_ctrl_c_and_sigterm_print_what_was_done(folder, number, status):
     prompts = [{"id": "quick", "prompt": "x", "max_tokens": 1}] + [
         {"id": f"slow{i}", "prompt": "y" * 30, "max_tokens": 400, "stop": "never in any answer"} for i in range(40)
     ]
@@ -289,10 +290,10 @@ def test_ctrl_c_prints_what_was_done(folder):
         assert process.stderr is not None
         for line in process.stderr:
             if line.startswith("quick:"):
-                process.send_signal(signal.SIGINT)
+                process.send_signal(number)
                 break
         stdout, stderr = process.communicate(timeout=120)
-    assert process.returncode == 130, stderr
+    assert process.returncode == status, stderr
     assert "Traceback" not in stderr
     data = json.loads(out.read_text(encoding="utf-8"))
     by_id = {r["id"]: r for r in data["requests"]}

@@ -19,11 +19,12 @@ a prompts file has one JSON object a line:
   {"id": "chat", "messages": [{"role": "user", "content": "Hi"}, {"role": "user", "content": "And?"}], "extra_key": "lora-7"}
 
 exit status: 0 all requests were answered; 1 some were not; 2 the configuration, the model or the prompts file cannot be used;
-130 interrupted.
+130 interrupted by Ctrl-C; 143 by SIGTERM.
 
 with a storage (hicache.storage), what it does not have yet is stored at the end, for at most hicache.persist_timeout seconds.
 Ctrl-C ends the serving after the current step, or the storing: what was done is printed, and written to --json. A second Ctrl-C
-leaves at once, with nothing printed or written; what the storage has confirmed until then stays there."""
+leaves at once, with nothing printed or written; what the storage has confirmed until then stays there. SIGTERM does the same as
+Ctrl-C."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
@@ -65,5 +66,5 @@ def _serve(args: argparse.Namespace, job: Job) -> int:
         out.write_json(report.as_dict())
     view.show(report)
     if interrupt.requested:
-        return 130
+        return interrupt.status
     return 1 if report.summary["errors"] else 0

@@ -21,8 +21,8 @@ programs, and once before that for compilation alone. Everything else is as the 
 finds there what the ones before it stored, so the ratios are compared in front of a filled storage.
 
 exit status: 0 every ratio was measured and all requests were answered; 1 some requests were not, or a ratio could not be served
-(the others are); 2 the configuration, the model or the prompts file cannot be used; 130 interrupted (the ratios that were
-complete are printed and written)."""
+(the others are); 2 the configuration, the model or the prompts file cannot be used; 130 interrupted by Ctrl-C, 143 by
+SIGTERM (the ratios that were complete are printed and written)."""
 
 DEFAULT = "0.5,1,2,4"
 
@@ -108,5 +108,5 @@ def _sweep(args: argparse.Namespace, job: Job) -> int:
     for failure in result.failures:
         screen.say(f"ratio {failure['ratio']:g} could not be served: {failure['error']}", "red")
     if interrupt.requested:
-        return 130
+        return interrupt.status
     return 1 if result.failures or any(point["errors"] for point in result.points) else 0
