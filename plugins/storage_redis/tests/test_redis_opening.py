@@ -2,6 +2,8 @@
 
 import logging
 import socket
+import subprocess
+import sys
 import traceback
 
 import pytest
@@ -171,6 +173,38 @@ def test_tls_and_no_tls_do_not_meet(valkey, tmp_path):
         assert "tls_ca_file" in untrusted
         missing = refused(host=LOOPBACK, port=server.port, tls=True, tls_ca_file=str(tmp_path / "missing.pem"))
         assert "No such file" in missing
+
+
+ON_A_TERMINAL = """
+import pty, sys
+sys.exit(pty.spawn([sys.executable, "-c", sys.argv[1], *sys.argv[2:]]))
+"""
+OPENING = """
+import sys
+from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.errors import StorageError
+from kvcache_storage_redis.config import RedisOptions
+from kvcache_storage_redis.opening import make
+
+_, port, certificate, key = sys.argv
+options = RedisOptions(host="127.0.0.1", port=int(port), tls=True, tls_cert_file=certificate, tls_key_file=key)
+try:
+    make(options, StorageScope("model", 16))
+except StorageError as error:
+    print(error)
+"""
+
+
+def test_an_encrypted_key_is_an_error_and_no_question_on_the_terminal(valkey, tmp_path):
+    made = make_certificates(tmp_path / "certificates")
+    encrypted = tmp_path / "encrypted.pem"
+    command = ["openssl", "pkey", "-in", str(made.key), "-aes128", "-passout", f"pass:{SECRET}", "-out", str(encrypted)]
+    subprocess.run(command, check=True, capture_output=True)
+    words = [sys.executable, "-c", ON_A_TERMINAL, OPENING, str(valkey.port), str(made.certificate), str(encrypted)]
+    done = subprocess.run(words, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=60, check=False)
+    assert "pass phrase" not in done.stdout
+    assert "[SSL] PEM lib" in done.stdout
+    assert "check 'tls', 'tls_ca_file' and the other tls options" in done.stdout
 
 
 def test_a_certificate_that_is_not_checked_is_a_warning(tmp_path, stores, caplog):

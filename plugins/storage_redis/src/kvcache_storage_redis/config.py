@@ -47,7 +47,7 @@ class RedisOptions(PluginOptions):
         default=None, min_length=1, description="certificates of authorities to trust, PEM; default: the system's"
     )
     tls_cert_file: str | None = Field(default=None, min_length=1, description="certificate of this client, PEM")
-    tls_key_file: str | None = Field(default=None, min_length=1, description="key of tls_cert_file, PEM")
+    tls_key_file: str | None = Field(default=None, min_length=1, description="key of tls_cert_file, PEM, not encrypted")
     tls_verify: bool = Field(default=True, description="whether the server's certificate and name are checked")
     cluster: bool = Field(default=False, description="whether the server is a node of a cluster, over which pages are spread")
     nodes: Annotated[tuple[str, ...], BeforeValidator(_as_tuple)] = Field(

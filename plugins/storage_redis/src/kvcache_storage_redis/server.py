@@ -121,6 +121,8 @@ def _tls(login: Login) -> dict[str, Any]:
         "ssl_ca_certs": _path(login.ca_file),
         "ssl_certfile": _path(login.cert_file),
         "ssl_keyfile": _path(login.key_file),
+        # Without one, a key that is encrypted is asked for on the terminal, at every connection, for ever.
+        "ssl_password": "",
         "ssl_cert_reqs": "required" if login.verify else "none",
         "ssl_check_hostname": login.verify,
     }
