@@ -11,7 +11,7 @@ from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_bench import content, expect_get, expect_pages, new_keys
 from kvcache_conformance.storage_outages import LONG, check_fork_is_refused, every_call, until
 from kvcache_conformance.storage_processes import StorageOpener
-from kvcache_core.contracts.storage import StorageScope
+from kvcache_core.contracts.storage import NotAllStoredError, StorageScope
 from kvcache_core.errors import StorageError
 from kvcache_storage_mooncake import opening
 from kvcache_storage_mooncake.client import MooncakeClient
@@ -77,8 +77,11 @@ def test_pages_of_any_size_up_to_the_buffer(store):
     fresh = store.open(buffer_bytes=2**20)
     expect_get(fresh, keys * 2, values * 2)
     more = new_keys(2)
-    with pytest.raises(OSError, match="buffer_bytes"):
+    with pytest.raises(NotAllStoredError, match=r"1 of 2 pages were not stored: .*buffer_bytes") as caught:
         storage.set(more, [content(2**20 - 15), b"the other one is stored"])
+    assert caught.value.missing == {more[0]}
+    with pytest.raises(OSError, match="buffer_bytes"):
+        storage.set(more[:1], [content(2**20 - 15)])
     expect_pages(storage, more, [None, b"the other one is stored"])
     # A page that fits into no buffer here is none.
     store.open(buffer_bytes=2**22).set(more[:1], [content(2**21)])
@@ -152,7 +155,19 @@ def test_a_holder_that_is_killed_takes_its_pages_along_and_no_others(own_store):
     assert all(value in (None, right) for value, right in zip(found, values, strict=True))
     assert 0 < found.count(None) < 20
     own_store.holder.start()
-    until(lambda: mine.set(keys, values) is None)
+
+    def stored() -> bool:
+        """Pages that go to the one that is gone fail, until the master has noticed."""
+        missing: frozenset[str] = frozenset()
+        try:
+            mine.set(keys, values)
+        except NotAllStoredError as error:
+            missing = error.missing
+        found = mine.get(keys)
+        assert all(value == right or key in missing for key, value, right in zip(keys, found, values, strict=True))
+        return not missing
+
+    until(stored)
     until(lambda: mine.get(keys) == values)
 
 

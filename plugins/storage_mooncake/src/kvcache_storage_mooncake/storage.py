@@ -12,7 +12,7 @@ from contextlib import contextmanager, suppress
 from functools import partial
 from typing import Final, final
 
-from kvcache_core.contracts.storage import HiCacheStorage, Value
+from kvcache_core.contracts.storage import HiCacheStorage, NotAllStoredError, Value
 from kvcache_storage_mooncake.client import HEADER, MooncakeClient
 from kvcache_storage_mooncake.codes import TRY_AGAIN, error_of
 from kvcache_storage_mooncake.lane import Lane, Turn
@@ -76,25 +76,27 @@ class MooncakeStorage(HiCacheStorage):
         return [found.get(key) for key in keys]
 
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
-        """Raises OSError for the first page that could not be stored; the others of the batch are stored."""
+        """Raises NotAllStoredError: some were stored; OSError: none was, or it took too long to know."""
         # Of a key that comes twice the last value counts.
         batch = dict(zip(keys, values, strict=True))
-        errors: list[OSError] = []
-        names: list[str] = []
-        pages: list[Value] = []
+        errors: dict[str, OSError] = {}
+        fitting: list[str] = []
         for key, value in batch.items():
             if HEADER.size + memoryview(value).nbytes > self._client.capacity:
-                errors.append(OSError(errno.EMSGSIZE, "the page is larger than 'buffer_bytes'"))
+                errors[key] = OSError(errno.EMSGSIZE, "the page is larger than 'buffer_bytes'")
             else:
-                names.append(self._prefix + key)
-                pages.append(value)
+                fitting.append(key)
         with self._turn(writes=True) as turn:
-            while names:
-                sizes = self._client.load(pages)
-                n = len(sizes)
-                errors += [error_of(code) for code in self._put(turn, names[:n], sizes)]
-                names, pages = names[n:], pages[n:]
-        self._raise_first(errors, len(batch), "stored")
+            left = fitting
+            while left:
+                sizes = self._client.load([batch[key] for key in left])
+                some, left = left[: len(sizes)], left[len(sizes) :]
+                failed = self._put(turn, [self._prefix + key for key in some], sizes)
+                errors |= {some[n]: error_of(code) for n, code in failed.items()}
+        if errors and len(errors) < len(batch):
+            first = next(iter(errors.values()))
+            raise NotAllStoredError(f"{len(errors)} of {len(batch)} pages were not stored: {first}", errors)
+        self._raise_first([*errors.values()], len(batch), "stored")
 
     def delete(self, keys: Sequence[str]) -> None:
         """Raises OSError for the first page that could not be removed; the others are removed."""
@@ -117,17 +119,17 @@ class MooncakeStorage(HiCacheStorage):
         self._closed = True
         self._lane.end()
 
-    def _put(self, turn: Turn, names: Sequence[str], sizes: Sequence[int]) -> list[int]:
-        """Gives the codes of those that failed for good: a store that is evicting, and a page that another one is writing, want a
-        little time."""
+    def _put(self, turn: Turn, names: Sequence[str], sizes: Sequence[int]) -> dict[int, int]:
+        """Gives the codes of those that failed for good, by number: a store that is evicting, and a page that another one is
+        writing, want a little time."""
         chosen: list[int] = list(range(len(names)))
-        failed: list[int] = []
+        failed: dict[int, int] = {}
         until = time.monotonic() + self._timeout / 2
         while chosen:
             codes: list[int] = turn.call(partial(self._client.put, names, sizes, chosen))
             patient = time.monotonic() < until
             again = [n for n, code in zip(chosen, codes, strict=True) if patient and code in TRY_AGAIN]
-            failed += [code for n, code in zip(chosen, codes, strict=True) if code < 0 and n not in again]
+            failed |= {n: code for n, code in zip(chosen, codes, strict=True) if code < 0 and n not in again}
             if again:
                 time.sleep(random.uniform(0.5, 1.5) * _PAUSE)  # writers of the same pages are not to meet again
             chosen = again
