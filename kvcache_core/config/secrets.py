@@ -21,7 +21,15 @@ UNQUOTED: Final = "a secret has to be in quotes when it begins with a character 
 _NAME: Final = r"[\w-]*(?:pas+w?|pwd|secret|credential|token(?!s)|[_-]key)[\w-]*(?<!_file)"
 _SECRET_NAME: Final = re.compile(_NAME, re.IGNORECASE)
 _LINE: Final = re.compile(rf"(?P<name>(?<![\w-]){_NAME}(?![\w-])[\"']?\s*[:=]\s*)(?P<secret>\S.*)", re.IGNORECASE)
-_USER: Final = re.compile(r"(?<=//)\S*(?=@)|(?<=url: )\S*(?=@)")
+_USER: Final = re.compile(
+    # Whatever a password is made of: those that have to be escaped and are not are what errors are about.
+    r"(?<=//).*(?=@)"
+    # Without an @, what is no port is a password whose host was forgotten.
+    r"|(?<=//)(?!\[)[^/\s\"']*:(?!\d+(?:[^\w%-]|$))[^\s\"']*"
+)
+_URL: Final = re.compile(
+    r"(?P<name>url[\"']?\s*[:=]\s*+[\"']?+)(?P<secret>.*(?=@)|(?![a-z][\w+.-]*://)[^@\s]*:[^@]*$)", re.IGNORECASE
+)
 
 
 def is_secret_name(name: str) -> bool:
@@ -31,9 +39,10 @@ def is_secret_name(name: str) -> bool:
 
 def redacted(line: str) -> str:
     """A line of a file, with stars of the same number over what may be secret, so that a caret below it stays right: everything
-    after the name of a secret, and what stands before the `@` of a URL."""
-    line = _USER.sub(lambda found: "*" * len(found[0]), line)
-    return _LINE.sub(lambda found: found["name"] + "*" * len(found["secret"]), line)
+    after the name of a secret, what stands before the `@` of a URL, and where one that is malformed may have a password."""
+    for named in (_URL, _LINE):
+        line = named.sub(lambda found: found["name"] + "*" * len(found["secret"]), line)
+    return _USER.sub(lambda found: "*" * len(found[0]), line)
 
 
 def without_secrets(error: ValidationError, model: type[BaseModel]) -> ValidationError:
