@@ -16,6 +16,7 @@ uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct -r 
 timeout 1500 "$env/bin/pytest" -q -p no:cacheprovider -n "$(($(nproc) + 1))" --dist loadfile -m "not real_model and not slow" \
   --ignore=engine/tests/test_kl_hybrids.py --ignore=engine/tests/test_goldens_hit_path.py \
   --ignore-glob='*/tests/conformance/test_unified_*machine*.py' \
+  --deselect=plugins/storage_mooncake/tests/test_mooncake_conforms.py::TestMooncakeStorage::test_the_machine_finds_nothing \
   --ignore=plugins/storage_mooncake/tests/test_mooncake_engine.py --ignore=plugins/storage_mooncake/tests/test_mooncake_faults.py \
   --ignore=plugins/storage_object/tests/test_object_engine.py --ignore=plugins/storage_object/tests/test_object_faults.py \
   --ignore=plugins/storage_redis/tests/test_redis_cluster.py --ignore=plugins/storage_redis/tests/test_redis_engine.py \

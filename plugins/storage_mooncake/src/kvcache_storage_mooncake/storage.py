@@ -23,7 +23,7 @@ _PROCESS: Final = os.getpid()
 """Who has imported this is who may use the library: its threads are not taken along by a fork, and a child hangs."""
 
 _CLOSE_SECONDS: Final = 2.0
-_KEYS: Final = 1024
+_KEYS: Final = 4096
 """Names in one call of `exists` or `remove`."""
 _PAUSE: Final = 0.02
 
