@@ -29,6 +29,8 @@ SEEDS = 8
 """hypothesis draws differently in another version or order of tests. When a seed misses a situation, the next one is run too."""
 
 TIERS = ("loads", "load ok", "load failed", "write ok", "write failed", "ticket not ok", "round trip", "load under pressure")
+ONE_UNIT = ("load cut short", "split under a write", "split under a load")
+"""Never with states alone: what is copied of a prefix is then one state, which nothing cuts."""
 STORAGE = ("prefetches", "prefetch that delivered", "persisted all", "left L2 for L3", "restarted")
 
 
@@ -64,7 +66,10 @@ def test_storage_and_restarts(stored, components):
 def test_long_runs_of_two_tiers(tiered, components, seed):
     """42,000 examples."""
     events = run_tier_machine(lambda sizes: tiered(sizes, components), examples=1_000, steps=15, seed=seed)
-    assert not not_reached(events, [*TIER_EVENTS, *component_events(names(components))], at_least=5)
+    states_alone = components == (RECURRENT,)
+    wanted = [event for event in TIER_EVENTS if not (states_alone and event in ONE_UNIT)]
+    assert not not_reached(events, [*wanted, *component_events(names(components))], at_least=5)
+    assert not states_alone or not any(events[event] for event in ONE_UNIT)
 
 
 @pytest.mark.slow
