@@ -11,6 +11,7 @@ from pydantic_core import ErrorDetails
 
 from kvcache_core.config.model import HiCacheConfig
 from kvcache_core.config.problems import Loc, Problem
+from kvcache_core.config.secrets import masked
 from kvcache_core.config.sources import ConfigSources
 from kvcache_core.registry.known import Kind
 from kvcache_core.registry.registry import Registry, State
@@ -40,7 +41,7 @@ def problems_of(
 def message_of(detail: ErrorDetails) -> str:
     """What is wrong, without the path."""
     kind, text = detail["type"], detail["msg"]
-    given = reprlib.repr(detail["input"])
+    given = reprlib.repr(masked(detail["input"]))  # a stray dash is enough to make a whole mapping the wrong value
     if kind == "extra_forbidden":
         return "unknown key"
     if kind == "missing":

@@ -52,7 +52,7 @@ def without_secrets(error: ValidationError, model: type[BaseModel]) -> Validatio
 
 def _shown(detail: ErrorDetails, model: type[BaseModel]) -> InitErrorDetails:
     secrets = {name for name, field in model.model_fields.items() if _holds_secret(field.annotation)}
-    shown = _masked(detail["input"], secrets)
+    shown = masked(detail["input"], secrets)
     if detail["loc"] and (detail["loc"][0] in secrets or is_secret_name(str(detail["loc"][0]))):
         shown = MASK
     # Rebuilt with its text as it is: not every kind can be made anew from its parts.
@@ -68,13 +68,14 @@ def _holds_secret(annotation: Any) -> bool:
     return own or any(map(_holds_secret, parts))
 
 
-def _masked(value: Any, secrets: Collection[str] = ()) -> Any:
-    """A value that was given for something that is no secret itself, and may have some inside; under the keys `secrets` too."""
+def masked(value: Any, secrets: Collection[str] = ()) -> Any:
+    """A value that was given for something that is no secret itself, as it may be shown: it may have some inside, also under the
+    keys `secrets`."""
     if isinstance(value, str):
         return redacted(value)
     if isinstance(value, Mapping):
         items = cast(Mapping[Any, Any], value).items()
-        return {key: MASK if key in secrets or is_secret_name(str(key)) else _masked(inner) for key, inner in items}
+        return {key: MASK if key in secrets or is_secret_name(str(key)) else masked(inner) for key, inner in items}
     if isinstance(value, Sequence) and not isinstance(value, (bytes, bytearray)):
-        return [_masked(inner) for inner in cast(Sequence[Any], value)]
+        return [masked(inner) for inner in cast(Sequence[Any], value)]
     return value

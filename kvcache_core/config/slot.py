@@ -62,7 +62,8 @@ def _fill(value: object, info: ValidationInfo) -> StorageSlot | None:
     if value is None or isinstance(value, StorageSlot):
         return value
     if not isinstance(value, (str, Mapping)):
-        raise problem(f"must be a kind such as 'file', or a mapping with a key 'kind', not {value!r}")
+        # Not what it is: a stray dash makes a list of a mapping with a password in it.
+        raise problem(f"must be a kind such as 'file', or a mapping with a key 'kind', not a {type(value).__name__}")
     raw = {"kind": value} if isinstance(value, str) else dict(cast(Mapping[str, Any], value))
     kind = raw.pop("kind", None)
     registry = registry_of(info)

@@ -5,7 +5,9 @@ import traceback
 import pytest
 from pydantic import Field, SecretStr, ValidationError, model_validator
 
+from kvcache_core.config.load import load_config
 from kvcache_core.config.secrets import MASK, is_secret_name, redacted, without_secrets
+from kvcache_core.errors import InvalidConfigError
 from kvcache_core.registry.descriptors import PluginOptions
 
 SECRET = "hunter2"
@@ -106,3 +108,24 @@ def test_errors_keep_what_is_wrong_and_lose_what_is_secret(given, where, kind, s
     assert (detail["loc"], detail["type"], detail["msg"], detail["input"]) == (where, kind, told, shown)
     shown_error = without_secrets(caught.value, Options)
     assert SECRET not in "".join(traceback.format_exception(shown_error)) + shown_error.json()
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "hicache:\n  - storage:\n      password: hunter2\n",
+        "hicache: [{storage: {kind: file, password: hunter2}}]\n",
+        "hicache:\n  storage:\n    - kind: file\n      password: hunter2\n",
+        "hicache: redis://me:hunter2\n",
+        "page_size:\n  password: hunter2\n",
+        "cache_type:\n  - api_key: hunter2\n",
+        "hicache:\n  ratio:\n    token: hunter2\n",
+    ],
+)
+def test_what_stands_in_the_wrong_place_is_shown_without_its_secrets(tmp_path, text):
+    """A dash too many makes a list of a mapping: what is wrong then is everything in it."""
+    file = tmp_path / "cache.yaml"
+    file.write_text(text)
+    with pytest.raises(InvalidConfigError) as caught:
+        load_config(file)
+    assert SECRET not in str(caught.value)

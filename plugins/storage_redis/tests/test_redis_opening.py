@@ -76,8 +76,9 @@ def test_a_password_that_nobody_asks_for_says_so(valkey):
 
 def test_a_password_comes_from_a_file(locked, stores, tmp_path):
     file = tmp_path / "password"
-    file.write_text(f"{SECRET}\n")
-    stores.open(locked, password_file=str(file)).set(KEYS[:1], [b"page"])
+    for written in (f"{SECRET}\n", f"{SECRET}\r\nmore", f"\ufeff{SECRET}"):
+        file.write_text(written, encoding="utf-8", newline="")
+        stores.open(locked, password_file=str(file)).set(KEYS[:1], [b"page"])
     for text, said in ((None, "No such file"), ("", "has no password in its first line"), ("\n", "has no password")):
         file.unlink()
         if text is not None:

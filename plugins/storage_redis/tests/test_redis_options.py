@@ -187,6 +187,10 @@ def test_no_command_shows_a_secret(file, capsys, options, command, json_flag):
         ("redis://me:hunter2@host",),
         ("kind: redis://me:hunter2@host",),
         ("kind: nosuch", "password: hunter2"),
+        ("- kind: redis", "  password: hunter2"),
+        ("kind: redis", "host: {password: hunter2}"),
+        ("kind: redis", "nodes: [{password: hunter2}]"),
+        ("kind: redis", "nodes: ['redis://me:hunter2']"),
     ],
 )
 @pytest.mark.parametrize("json_flag", [[], ["--json"]])

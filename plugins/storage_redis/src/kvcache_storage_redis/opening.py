@@ -77,7 +77,7 @@ def _login(options: RedisOptions, server: UrlParts, *, read_only: bool) -> Login
 def _first_line(path: str) -> str:
     """Raises StorageError."""
     try:
-        lines = Path(path).expanduser().read_text(encoding="utf-8").splitlines()
+        lines = Path(path).expanduser().read_text(encoding="utf-8-sig").splitlines()
     except (OSError, RuntimeError) as error:
         reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise StorageError(
