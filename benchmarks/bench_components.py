@@ -12,6 +12,7 @@ python benchmarks/bench_components.py --ways off --profile                     #
 import argparse
 import sys
 from pathlib import Path
+from typing import Any
 
 from radix_tree import figures, results, rounds
 from radix_tree.figures import Figure, compare
@@ -55,19 +56,23 @@ def main() -> int:
         "peer": "full alone, in the same run",
         **rounds.ours().run("versions"),
     }
-    made: list[Figure] = []
+    sides = [(way, components) for way in args.ways for components in ("full", "hybrid")]
+    taken: list[list[dict[str, Any]]] = [[{} for _ in range(times)] for _ in sides]
     for part, size in (("operations", ("--n", str(n))), ("eviction", ("--leaves", str(leaves)))):
-        sides = [
-            (worker, (part, *size, "--l2", way, "--components", components))
-            for way in args.ways
-            for components in ("full", "hybrid")
-        ]
-        taken = rounds.take_turns(times, sides)
-        keys = OPERATIONS if part == "operations" else {f"evict_{leaves}": f"evict one leaf of {leaves:,}"}
-        for key, name in keys.items():
-            for way, full, hybrid in zip(args.ways, taken[::2], taken[1::2], strict=True):
-                ours, peer = ([result[key]["median"] for result in side] for side in (hybrid, full))
-                made.append(compare(f"{name}: {WAYS[way]}", ours, peer, None if key in NO_TARGET else TARGET))
+        commands = [(worker, (part, *size, "--l2", way, "--components", components)) for way, components in sides]
+        for side, results_of_side in zip(taken, rounds.take_turns(times, commands), strict=True):
+            for mine, result in zip(side, results_of_side, strict=True):
+                mine |= result
+    evict = f"evict_{leaves}"
+    made: list[Figure] = []
+    for name, keys, target in [
+        *((name, (key,), None if key in NO_TARGET else TARGET) for key, name in OPERATIONS.items()),
+        (f"evict one leaf of {leaves:,}", (evict,), TARGET),
+        ("a request: rows, insert 4,096, evict one leaf", ("row_4096", "insert_4096", evict), TARGET),
+    ]:
+        for way, full, hybrid in zip(args.ways, taken[::2], taken[1::2], strict=True):
+            ours, peer = ([sum(result[key]["median"] for key in keys) for result in side] for side in (hybrid, full))
+            made.append(compare(f"{name}: {WAYS[way]}", ours, peer, target))
     print(figures.text_table(made))
     profiles = {
         f"{OPERATIONS[key]}: {WAYS[way]}": worker.run("profile", "--what", what, "--l2", way, "--components", "hybrid")

@@ -29,8 +29,8 @@ from kvcache_engine.config import EngineConfig
 from kvcache_engine.engine import Engine
 
 CONTEXT = 4096
-L1_TOKENS = 3072
-RATIO = 2.0
+L1_TOKENS = 6144
+RATIO = 1.5
 RATES = (*TIERS, "all", "first")
 
 

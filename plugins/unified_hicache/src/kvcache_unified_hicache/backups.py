@@ -54,6 +54,13 @@ class Backups:
         cell = node.cells[c]
         return node.parent is not None and cell.device is not None and cell.host is None and cell.operation not in self.running
 
+    def wants(self, node: Node) -> bool:
+        """Whether any component of the node is `wanted`."""
+        for cell in node.cells:  # `wanted` written out: every insert comes here with all nodes of its path
+            if cell.device is not None and cell.host is None and cell.operation not in self.running:
+                return node.parent is not None
+        return False
+
     def start(self, node: Node, c: int, *, last: bool = False) -> bool:
         """Queue the copy of one node's component. False where it is not wanted, or there is no room for it: then it is counted
         as given up with the `last` occasion, as postponed with every other. May evict from the host; look at other nodes again

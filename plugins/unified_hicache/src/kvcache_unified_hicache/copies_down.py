@@ -39,7 +39,7 @@ class CopiesDown:
             path.append(node)
             node = node.parent
         # Of a prefix that goes on, nearly all nodes have their copies.
-        nodes = [node for node in path if any(cell.device is not None and cell.host is None for cell in node.cells)]
+        nodes = [node for node in path if self._backups.wants(node)]
         for node in reversed(nodes):
             for component in self._components:
                 component.write_through(node)

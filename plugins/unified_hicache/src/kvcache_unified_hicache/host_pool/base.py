@@ -102,7 +102,8 @@ class HostKVPool(ABC):
         rest = self._n_free - n
         slots = self._free[rest : self._n_free][::-1].copy()
         self._n_free = rest
-        self._is_free[slots] = False
+        # A state is one slot, and numpy takes longer to read a list of one place than to write it.
+        self._is_free[slots.item() if n == 1 else slots] = False
         return slots
 
     @final
