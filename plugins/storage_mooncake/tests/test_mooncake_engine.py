@@ -28,7 +28,7 @@ ENGINE = EngineConfig(model="test", device_tokens=DEVICE_TOKENS, chunk_tokens=64
 
 def section(store, **options) -> dict[str, Any]:
     """What stands below `storage:`, with time-outs that suit a test."""
-    return {"kind": "mooncake", **store.options(), "timeout": 1.0, **options}
+    return {"kind": "mooncake", **store.options(), "timeout": 1.5, **options}
 
 
 def test_a_second_process_computes_what_a_page_trie_would(store, tmp_path):
@@ -100,6 +100,13 @@ def test_one_holder_of_two_that_is_gone_leaves_the_others_pages(runs, quick_stor
     with started(lambda: MooncakeHolder(tmp_path / "gone", quick_store.master, 64)) as gone:
         looking, keys = quick_store.open(key_prefix="looked-at/"), new_keys(40)
         looking.set(keys, [content(100)] * len(keys))
-        run = runs.check_outage(section(quick_store), getattr(gone, how), lambda: until(lambda: not all(looking.exists(keys))))
+        runs.run(section(quick_store), Outage())
+        run = runs.run(section(quick_store), Outage(getattr(gone, how)))
+        assert run.hits("before") > 0
+        assert run.answers("gone") > 3
+        assert run.misses.keys() & {"storage error", "page gone"}
+        until(lambda: not all(looking.exists(keys)))
+        later = runs.run(section(quick_store, timeout=4.0), Outage(), storage_timeout=5.0)
     assert 0 < sum(looking.exists(keys)) < len(keys)
-    assert run.misses["storage error"] > 0
+    assert later.hits("before") > 0
+    assert later.words == ("ok",)
