@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--n", type=int, default=600, help="sequences of 4,096 tokens (default 600)")
     parser.add_argument("--leaves", type=int, default=2000, help="leaves of the tree for eviction (default 2,000)")
     parser.add_argument("--ways", nargs="+", choices=list(WAYS), default=["off", "insert"], help="default: off insert")
-    parser.add_argument("--quick", action="store_true", help="three rounds, small trees: to see that it works")
+    parser.add_argument("--quick", action="store_true", help="one round, small trees: to see that it works")
     parser.add_argument("--profile", action="store_true", help="also print where the time of an insert and of a row goes")
     parser.add_argument("--out", type=Path, default=Path("out/components.json"), help="where the figures go (%(default)s)")
     parser.add_argument("--markdown", type=Path, help="write a page of results as well")
@@ -49,7 +49,7 @@ def arguments() -> argparse.Namespace:
 
 def main() -> int:
     args = arguments()
-    n, leaves, times = (200, 500, 3) if args.quick else (args.n, args.leaves, args.rounds)
+    n, leaves, times = (200, 500, 1) if args.quick else (args.n, args.leaves, args.rounds)
     worker = rounds.Worker("unified", (sys.executable, "-m", "radix_tree.unified"))
     about = results.about_run(["benchmarks/bench_components.py", *(["--quick"] if args.quick else [])]) | {
         "ours": f"{', '.join(LAYOUTS['hybrid'].names)}; windows of {WINDOW} tokens, a state after every {INTERVAL}",
