@@ -73,13 +73,6 @@ class SeaweedServer(S3Server):
         port = ports["s3.port"]
         super().__init__(command, folder, port, lambda: accepts(port) and f"created bucket {BUCKET}" in self.log)
 
-    def enlarge(self, max_volumes: int) -> None:
-        """It is started again with room for more, as if somebody had added a disk. Only one that has limits."""
-        self.kill()
-        flag = "-volume.max="
-        self._command = tuple(f"{flag}{max_volumes}" if word.startswith(flag) else word for word in self._command)
-        self.start()
-
 
 @final
 class RcloneServer(S3Server):
