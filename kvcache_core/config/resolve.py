@@ -21,7 +21,7 @@ from kvcache_core.config.rules import DECODE_CACHE, is_decode
 from kvcache_core.contracts.model_spec import ComponentSpec, ModelClass, ModelSpec
 from kvcache_core.errors import ConfigError, MissingPluginError, PluginError
 from kvcache_core.registry.descriptors import CacheTypeDescriptor
-from kvcache_core.registry.known import OUR_PACKAGES, Kind, pip_command
+from kvcache_core.registry.known import OUR_PACKAGES, Kind
 from kvcache_core.registry.registry import Registry, State
 
 CANDIDATES: Mapping[ModelClass, tuple[str, ...]] = MappingProxyType(
@@ -132,7 +132,9 @@ def _default(config: CacheConfig, model: ModelSpec, registry: Registry, steps: l
     for name in CANDIDATES[model.model_class]:
         objection = _objection(registry, name, model, tiers)
         if objection is None:
-            steps.append(Step(name, "taken", f"first default for {model.model_class} of which nothing is absent"))
+            command = _to_install(registry, model) if any(step.subject == TIERED for step in steps) else ""
+            advice = f"; for {TIERED}: {command}" if command else ""
+            steps.append(Step(name, "taken", f"first default for {model.model_class} of which nothing is absent{advice}"))
             return name
         if objection.fatal:
             text = f"{name}, a default for {model.model_class}, is not passed over, because it is broken: {objection.text}"
@@ -200,14 +202,17 @@ def _what_works(registry: Registry, model: ModelSpec, tiers: bool) -> str:
     broken = _broken_on_the_way(registry, model)
     if broken:
         return f"\n  '{TIERED}' would work, but: {'; '.join(broken)}"
-    missing = [pip_command(Kind.CACHE_TYPE, TIERED)] if registry.state(Kind.CACHE_TYPE, TIERED) is State.ABSENT else []
-    packages = [
-        pip_command(Kind.COMPONENT, spec.name)
-        for spec in model.components
-        if registry.state(Kind.COMPONENT, spec.name) is State.ABSENT and (Kind.COMPONENT, spec.name) in OUR_PACKAGES
+    command = _to_install(registry, model)
+    return f"\n  what would work: {command}" if command else ""
+
+
+def _to_install(registry: Registry, model: ModelSpec) -> str:
+    """The one pip command for all that the tiered cache lacks for this model; empty where we know of nothing."""
+    needed = [(Kind.CACHE_TYPE, TIERED), *((Kind.COMPONENT, spec.name) for spec in model.components)]
+    absent = [
+        (kind, name) for kind, name in needed if registry.state(kind, name) is State.ABSENT and (kind, name) in OUR_PACKAGES
     ]
-    commands = [command.removeprefix("pip install ") for command in (*missing, *packages) if command is not None]
-    return f"\n  what would work: pip install {' '.join(commands)}" if commands else ""
+    return f"pip install {' '.join(OUR_PACKAGES[each] for each in absent)}" if absent else ""
 
 
 def _broken_on_the_way(registry: Registry, model: ModelSpec) -> list[str]:

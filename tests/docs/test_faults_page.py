@@ -13,7 +13,7 @@ LISTED = {f"{kind}{n}" for kind, last in COUNTS.items() for n in range(1, last +
 LISTED_BY_COMPONENT = {
     *(f"K{n}" for n in (1, 2, 3, 4, 5)),
     *(f"B{n}" for n in (1, 3, 4, 5, 6, 7, 9)),
-    *(f"L{n}" for n in (1, 2, 3, 5, 7, 9)),
+    *(f"L{n}" for n in (1, 2, 3, 5, 7, 8, 9)),
     *(f"P{n}" for n in (1, 2, 3, 4, 5, 6)),
     *(f"S{n}" for n in (9, 10)),
     *(f"T{n}" for n in (1, 6, 7, 8, 9, 10, 12, 13, 14, 15, 17, 18, 20, 21, 22, 23, 24, 25, 26)),
