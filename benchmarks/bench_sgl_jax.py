@@ -3,8 +3,8 @@
 One engine serves the same prompts with both caches, one after the other in random order, pair by pair; the cache is exchanged
 while the engine is idle and flushed. Timed is what the scheduler's thread spends inside the cache's methods, in its own CPU time
 and by the clock (which includes waiting, for loads and for the forward before); a step is one forward pass. In neither: what the
-device and the runtime's threads do for copies, and what the cache does between the rounds. The ratio is taken pair by pair, so
-both sides saw the same machine.
+device and the runtime's threads do for copies, and what the cache does in turns of the scheduler without a request. The ratio is
+taken pair by pair, so both sides saw the same machine.
 
     python benchmarks/bench_sgl_jax.py [--pairs 30] [--requests 16] [--prompt 384] [--overlap] [--hicache-ratio 4]
         [--out out/sgl_jax.json]
@@ -34,11 +34,16 @@ METHODS = (
 )
 
 
+EVERY_TURN = ("evictable_size", "protected_size", "check_hicache_events", "flush_write_through_acks")
+"""Called in turns without a request too, which come as often as the machine lets them and belong to no step."""
+
+
 class Timed:
     """Stands where the scheduler expects a cache and counts the seconds spent in it. `cache`: sgl-jax's or our adapter."""
 
-    def __init__(self, cache: Any) -> None:
+    def __init__(self, cache: Any, scheduler: Any) -> None:
         self._cache = cache
+        self._scheduler = scheduler
         self.seconds = 0.0
         """CPU time of the scheduler's thread."""
         self.wall = 0.0
@@ -47,14 +52,17 @@ class Timed:
         """Between the rounds: the scheduler goes on turning, as often as the machine lets it."""
         for name in METHODS:
             if name in dir(cache):
-                setattr(self, name, self._timed(getattr(cache, name)))
+                setattr(self, name, self._timed(getattr(cache, name), name in EVERY_TURN))
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._cache, name)
 
-    def _timed(self, method: Any) -> Any:
+    def _nothing_to_do(self) -> bool:
+        return not self._scheduler.waiting_queue and self._scheduler.running_batch.is_empty()
+
+    def _timed(self, method: Any, every_turn: bool) -> Any:
         def call(*args: Any, **kwargs: Any) -> Any:
-            if self.idle:
+            if self.idle or (every_turn and self._nothing_to_do()):
                 return method(*args, **kwargs)
             start, clock = time.thread_time(), time.perf_counter()
             try:
@@ -97,7 +105,7 @@ def build_ours(scheduler: Any, ratio: float | None) -> Any:
 def serve(engine: Any, scheduler: Any, cache: Any, rounds: list[list[list[int]]]) -> dict[str, float]:
     """One side of a pair: microseconds a step in the cache (CPU time, and by the clock), calls a step, tokens hit."""
     wait_until_idle(scheduler)
-    timed = Timed(cache)
+    timed = Timed(cache, scheduler)
     engine.flush_cache()
     scheduler.tree_cache = scheduler.policy.tree_cache = timed
     # Again, because a flush also makes the empty running batch, which holds the cache.

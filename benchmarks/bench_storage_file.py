@@ -40,7 +40,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--folder", type=Path, help="where files are written; a temporary folder unless given")
     parser.add_argument("--rounds", type=int, default=7, help="rounds of each side (default 7)")
     parser.add_argument("--mib", type=int, default=256, help="MiB of pages in a round (default 256)")
-    parser.add_argument("--batch-mib", type=int, default=4, help="MiB of pages in one call (default 4)")
+    parser.add_argument("--batch-mib", type=int, default=8, help="MiB of pages in one call (default 8, as the cache does it)")
     parser.add_argument("--files", type=int, default=20_000, help="small files in the large root (default 20,000)")
     parser.add_argument("--peers", type=Path, help="folder with bench_lmcache_disk.py")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with LMCache")

@@ -89,7 +89,7 @@ class Ours(Side):
         super().__init__(folder, pages)
         self._storage = make(FileOptions.model_validate({"path": str(folder)} | options), StorageScope("bench/model", 16))
         self._frame = PageFrame([PageArray("kv", "uint8", (nbytes,))])
-        self._values = [self._frame.new_value() for _ in range(DIFFERENT)]
+        self._values = [self._frame.new_value() for _ in range(max(DIFFERENT, batch))]
         for value in self._values:
             self._frame.payload_of(value)[:] = os.urandom(nbytes)
         keys = [os.urandom(32).hex() for _ in range(pages)]
@@ -99,7 +99,7 @@ class Ours(Side):
         number = 0
         for keys in self._batches:
             # A page is sealed for its key, so the same contents need a value each in a batch.
-            values = [self._values[(number + at) % DIFFERENT] for at in range(len(keys))]
+            values = [self._values[(number + at) % len(self._values)] for at in range(len(keys))]
             for key, value in zip(keys, values, strict=True):
                 self._frame.seal(key, value)
             self._storage.set(keys, values)
