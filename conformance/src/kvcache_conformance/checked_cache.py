@@ -174,7 +174,7 @@ class CheckedCache:
         for segments in private.values():
             for segment in segments:
                 segment.indices.fill(POISON)
-        require(not self._moved(), "insert allocated or freed: the cache never frees a caller's index")
+        locked = {name: self.locked(name) for name in self.host.geometries}
         require(raw.length == length, f"insert says {raw.length} tokens are usable, it should be {length}")
         for name, offered in ends.items():
             known = {end for end in offered.values() if self.model.index_at(name, extra_key, tokens, end) is not None}
@@ -183,9 +183,7 @@ class CheckedCache:
             for index in adopted:
                 self.request_owned[name].remove(index)
                 self.model.put(name, extra_key, tokens[: offered[index] * TOKEN_BYTES], index)
-        if self._ledger is not None:
-            self._ledger.note_started(self.model)
-            self._freed.losses += self._ledger.observe("insert", self.model)
+        self._freed.learn_insert({name: offered.keys() for name, offered in ends.items()}, locked, self.waiting)
         if self._simulator is not None:
             self._simulator.use(extra_key, tokens, result.length)
         return result

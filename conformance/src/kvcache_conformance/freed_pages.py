@@ -32,12 +32,37 @@ class FreedPages:
         """Whether any page was allocated or freed since."""
         return any(journal.taken or journal.freed for journal in self._journals().values())
 
+    def learn_insert(
+        self, offered: Mapping[str, Collection[int]], locked: Mapping[str, set[int]], waiting: Collection[Held]
+    ) -> None:
+        """After an insert, what it adopted noted: it takes no page and frees none of a caller's. To make room in host memory for
+        the copies it starts, it may free its own, and then nothing but what can no longer be used: its prefix left that memory.
+        """
+        journals = self._journals()
+        for name, journal in journals.items():
+            require(not journal.taken, f"insert allocated pages of {name!r}")
+            callers = [index for index in journal.freed if index in offered.get(name, ())]
+            require(not callers, f"insert freed pages {callers} of {name!r}: the cache never frees a caller's index")
+        gone = self._learn("insert", journals, locked, waiting, False)
+        for name, keys in gone.items():
+            useless = self._ledger is not None and all(self._ledger.lost_its_prefix(key, self._model) for key in keys)
+            require(useless or not keys, f"insert freed pages of {name!r} of its own that could still be used")
+
     def learn(
         self, call: str, locked: Mapping[str, set[int]], waiting: Collection[Held], *, forgets: bool = False
     ) -> dict[str, list[PageKey]]:
         """After a call that may free: the pages the cache lost, by component. `locked`: what it could not take; `waiting`: the
         locks of loads under way; `forgets`: the call was to forget everything."""
-        journals = self._journals()
+        return self._learn(call, self._journals(), locked, waiting, forgets)
+
+    def _learn(
+        self,
+        call: str,
+        journals: Mapping[str, Journal],
+        locked: Mapping[str, set[int]],
+        waiting: Collection[Held],
+        forgets: bool,
+    ) -> dict[str, list[PageKey]]:
         freed = {name: set(journal.freed) for name, journal in journals.items()}
         coming = self._coming(call, journals)
         gone: dict[str, list[PageKey]] = {}

@@ -87,6 +87,17 @@ class TierLedger:
                 ended[copy.component].update(copy.device)
         return ended
 
+    def lost_its_prefix(self, key: PageKey, model: PrefixModel) -> bool:
+        """Whether a page of the prefix that ends with `key` is in no tier, for a component that needs it from the start."""
+        extra_key, prefix = key
+        ends = self.ends(extra_key, prefix)
+        return any(
+            end not in ends[name] and model.index_at(name, extra_key, prefix, end) is None
+            for name, geometry in model.geometries.items()
+            if geometry.prefix_closed
+            for end in model.needed_ends(name, len(prefix) // TOKEN_BYTES)
+        )
+
     def note_started(self, model: PrefixModel) -> list[ScriptedCopy]:
         """Find out what the copies submitted in the last call carry. Before its losses are noted."""
         started = self.script.take_started()

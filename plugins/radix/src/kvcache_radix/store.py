@@ -172,7 +172,7 @@ class NodeStore:
         for each in reversed(doomed):
             for c, cell in enumerate(each.cells):
                 assert not cell.locks, "LK6: a locked node is never deleted"
-                if cell.device is None and not cell.empty:
+                if cell.host is not None or cell.operation is not None:
                     reclaimed.lost_tokens += 1 if self.geometries[c].at_node_end else each.end - each.start
                 if cell.device is not None:
                     reclaimed.add(DEVICE, c, self.take(each, c))
