@@ -23,7 +23,8 @@ Plant = Callable[[pytest.MonkeyPatch], None]
 
 
 class Fault(NamedTuple):
-    """`name` says what is wrong; `test` must notice it, and is called with the fixtures that its parameters name."""
+    """`name` says what is wrong; `test` must notice it, and is called with the fixtures that its parameters name. As in pytest, a
+    parameter that has a value already is none."""
 
     name: str
     test: Callable[..., None]
@@ -64,7 +65,8 @@ class PlantedFaultTests:
     def test_a_planted_fault_is_noticed(
         self, fault: Fault, monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
     ) -> None:
-        arguments = {name: request.getfixturevalue(name) for name in inspect.signature(fault.test).parameters}
+        parameters = inspect.signature(fault.test).parameters.values()
+        arguments = {each.name: request.getfixturevalue(each.name) for each in parameters if each.default is each.empty}
         fault.plant(monkeypatch)
         with pytest.raises(NOTICED):
             fault.test(**arguments)
