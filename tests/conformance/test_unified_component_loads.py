@@ -10,36 +10,32 @@ from collections import Counter
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.component_scenarios import (
+    ALL,
+    ROOM,
+    every_set,
+    given,
+    lengths,
+    of_set,
+    of_state,
+    of_window,
+    sizes_of,
+    windows_and_states,
+)
 from kvcache_conformance.geometries import FULL, RECURRENT, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
-from kvcache_conformance.tiered_world import Load
 from kvcache_core.contracts.locks import Refused
 from kvcache_radix import tree as tree_module
 from kvcache_radix.insertion import Insertion
-from kvcache_radix.store import NodeStore
 from kvcache_radix.tree import RadixTree
-from kvcache_unified_hicache.host_tier import HostTier
-from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.loads import Loads
 from kvcache_unified_hicache.operation import Operation
 from kvcache_unified_hicache.ticket import LoadTicket
 
-SETS = {
-    "S": (SWA,),
-    "R": (RECURRENT,),
-    "FS": (FULL, SWA),
-    "FR": (FULL, RECURRENT),
-    "SR": (SWA, RECURRENT),
-    "FSR": (FULL, SWA, RECURRENT),
-}
-ALL = SETS["FSR"]
-SOME_ROOM = TierSizes(PAGE, 16, 64, "insert", interval=PAGE)
+SOME_ROOM = ROOM._replace(interval=PAGE)
 """A state at every page."""
-
-every_set = pytest.mark.parametrize("components", SETS.values(), ids=SETS)
-windows_and_states = pytest.mark.parametrize("component", [SWA, RECURRENT], ids=["window", "state"])
 
 
 def units(started):
@@ -48,13 +44,6 @@ def units(started):
     for copy in started.own:
         counted[copy.component] += len(copy.device)
     return dict(counted)
-
-
-def sizes(world):
-    """Of every component, in both tiers."""
-    world.verify()
-    names = world.host.geometries
-    return [tuple(world.cache.size(name, tier)) for name in names for tier in ("device", "host")]
 
 
 # which length, and what of it
@@ -77,7 +66,7 @@ def test_the_host_serves_what_every_component_has(tiered, lost, n, length):
     world = tiered(SOME_ROOM, ALL)
     in_host(world, ids(1, 2, 3, 4), ids(1, 2, 3))
     assert world.evict_host(lost, n) == n
-    assert find(world, ids(1, 2, 3, 4)).result[1:] == (0, length, 16)
+    assert lengths(world, ids(1, 2, 3, 4)) == (0, length, 16)
     if length:
         started = load(world, ids(1, 2, 3, 4))
         assert units(started) == {"full": 3, "swa": 2, "recurrent": 1}
@@ -113,7 +102,7 @@ def test_a_hole_is_computed_again(tiered, component):
     evict(world, component.name)
     world.script.congested = False
     before = dict(world.checked.model.resident("full"))
-    assert find(world, ids(1, 2, 3)).result[1:] == (0, 0, 12)
+    assert lengths(world, ids(1, 2, 3)) == (0, 0, 12)
     compute(world, ids(1, 2, 3))
     assert find(world, ids(1, 2, 3)).result.device_len == 12
     assert world.checked.model.resident("full") == before
@@ -178,9 +167,9 @@ def test_a_load_that_is_aborted_gives_back_every_component(tiered, components):
     """L5: before it was dispatched, and after."""
     world = tiered(SOME_ROOM, components)
     in_host(world, ids(1, 2))
-    before = sizes(world)
+    before = sizes_of(world)
     world.cancel(load(world, ids(1, 2)))
-    assert world.script.quiet and sizes(world) == before
+    assert world.script.quiet and sizes_of(world) == before
     started = load(world, ids(1, 2))
     world.host.idle()
     world.script.hold_back()
@@ -214,7 +203,7 @@ def test_a_load_that_ends_after_its_tokens_were_computed(tiered, components):
 @every_set
 def test_a_split_under_a_load(tiered, components):
     """T9, L2: window pages land by position, the state at the end of what was loaded."""
-    world = tiered(TierSizes(PAGE, 16, 64, "insert"), components)
+    world = tiered(ROOM, components)
     in_host(world, ids(1, 2, 3, 4))
     world.script.hold_back()
     started = load(world, ids(1, 2, 3, 4))
@@ -222,61 +211,6 @@ def test_a_split_under_a_load(tiered, components):
     world.settle()
     assert claim(world, started)
     assert find(world, ids(1, 2, 3, 4)).result.device_len == 16
-    finish(world)
-
-
-# room
-
-
-@windows_and_states
-def test_a_load_whose_victims_want_the_slots_it_reads(tiered, component):
-    """T7: the device is full, and its victims' copies want the host slots that are being loaded. P4: full but evictable."""
-    world = tiered(TierSizes(PAGE, 4, 2 if component is SWA else 1, "evict"), (component,))
-    in_host(world, ids(1, 2))
-    for prompt in (ids(5, 6), ids(7, 8)):
-        compute(world, prompt)
-    # A request's running state comes free again; without that, all would be the cache's.
-    taken = world.checked.alloc(component.name, world.cache.size(component.name).free)
-    started = load(world, ids(1, 2))
-    world.settle()
-    assert claim(world, started)
-    assert world.cache.counters.dropped
-    world.checked.free(component.name, taken)
-    finish(world)
-
-
-@windows_and_states
-def test_a_load_without_room_for_one_component_takes_nothing(tiered, component):
-    """L9, T22: the window's pool, or the states', is pinned; nothing is evicted for the load, not even of other components."""
-    world = tiered(TierSizes(PAGE, 8, 64, "insert"), (FULL, component))
-    in_host(world, ids(1, 2))
-    compute(world, ids(5, 6, 7))
-    compute(world, ids(8, 9, 10, 11))
-    world.settle()
-    evict(world, component.name)
-    taken = world.checked.alloc(component.name, world.cache.size(component.name).free)
-    before = sizes(world)
-    assert world.load(find(world, ids(1, 2))) is Refused.NO_ROOM
-    assert sizes(world) == before and world.script.quiet
-    world.checked.free(component.name, taken)
-    finish(world)
-
-
-@pytest.mark.parametrize("left", [0, 1])
-def test_a_window_that_does_not_fit_is_not_cut(tiered, left):
-    """T22: of full attention a shorter prefix needs less; a window moves, to pages that the host may lack."""
-    world = tiered(TierSizes(PAGE, 4, 64, "insert"), (SWA,))
-    in_host(world, ids(1), ids(1, 2, 3))
-    taken = world.checked.alloc("swa", 4 - left)
-    match = find(world, ids(1, 2, 3))
-    assert match.result.host_len == 12
-    if left:
-        started = world.load(match)
-        assert isinstance(started, Load) and started.held.length == 4
-        world.cancel(started)
-    else:
-        assert world.load(match) is Refused.NO_ROOM
-    world.checked.free("swa", taken)
     finish(world)
 
 
@@ -301,37 +235,13 @@ def test_a_match_whose_window_or_state_went(tiered, component):
 
 def test_a_state_serves_no_shorter_prefix(tiered):
     """A lock inside a node, whose state is that of its end."""
-    world = tiered(TierSizes(PAGE, 16, 64, "insert"), (FULL, RECURRENT))
+    world = tiered(ROOM, (FULL, RECURRENT))
     compute(world, ids(1, 2))
     assert world.checked.lock(find(world, ids(1, 2)), 4) is None
     finish(world)
 
 
-def host_victims_ignore_locks(monkeypatch):
-    def unlocked(node, cell):
-        return cell.host is not None
-
-    candidates = (NodeStore.__init__.__globals__["_CANDIDATE"][0], (unlocked, unlocked))
-    # The account of what is evictable would already keep it from asking: without that, too.
-    Replacement(HostTier, "alloc", "if n > self.obtainable(c):", "if False:")(monkeypatch)
-    monkeypatch.setitem(NodeStore.__init__.__globals__, "_CANDIDATE", candidates)
-
-
-def of_window(test):
-    """A parametrised test for windows alone."""
-    return lambda tiered: test(tiered, SWA)
-
-
-def of_state(test):
-    return lambda tiered: test(tiered, RECURRENT)
-
-
-def of_all(test):
-    return lambda tiered: test(tiered, ALL)
-
-
 JOINED = test_a_load_that_joins_one_whose_window_or_state_fails
-WANTED = test_a_load_whose_victims_want_the_slots_it_reads
 STALE = test_a_match_whose_window_or_state_went
 
 
@@ -344,7 +254,7 @@ class TestFaultsOfComponentLoads(PlantedFaultTests):
         ),
         Fault(
             "B7: full attention decides alone in the host",
-            lambda tiered: test_the_host_serves_what_every_component_has(tiered, "recurrent", 1, 12),
+            given(test_the_host_serves_what_every_component_has, "recurrent", 1, 12),
             Replacement(tree_module, "reach", "if lacking is None:", "if True:"),
         ),
         Fault(
@@ -364,12 +274,12 @@ class TestFaultsOfComponentLoads(PlantedFaultTests):
         ),
         Fault(
             "a failed window lands",
-            lambda tiered: test_a_load_that_fails_for_one_component_is_undone_for_it_alone(tiered, 1),
+            given(test_a_load_that_fails_for_one_component_is_undone_for_it_alone, 1),
             Replacement(Loads, "_commit", "if ok and closed and", "if closed and"),
         ),
         Fault(
             "a failed state keeps its slot",
-            lambda tiered: test_a_load_that_fails_for_one_component_is_undone_for_it_alone(tiered, 2),
+            given(test_a_load_that_fails_for_one_component_is_undone_for_it_alone, 2),
             Replacement(Loads, "_commit", "self._free(c,", "ok and self._free(c,"),
         ),
         Fault(
@@ -384,32 +294,32 @@ class TestFaultsOfComponentLoads(PlantedFaultTests):
         ),
         Fault(
             "T8: two loads of one state",
-            lambda tiered: test_who_joins_goes_on_when_the_first_leaves(tiered, SETS["R"]),
+            of_set("R", test_who_joins_goes_on_when_the_first_leaves),
             Replacement(Loads, "needs", "if loading is None:", "if True:"),
         ),
         Fault(
             "T8: who leaves first ends the window for all",
-            lambda tiered: test_who_joins_goes_on_when_the_first_leaves(tiered, SETS["FS"]),
+            of_set("FS", test_who_joins_goes_on_when_the_first_leaves),
             Replacement(Loads, "leave", "if not loading.interest and", "if"),
         ),
         Fault(
             "L5: an abort ends the first component's load alone",
-            of_all(test_a_load_that_is_aborted_gives_back_every_component),
+            of_set("FSR", test_a_load_that_is_aborted_gives_back_every_component),
             Replacement(LoadTicket, "cancel", "for loading in self._waits_for:", "for loading in self._waits_for[:1]:"),
         ),
         Fault(
             "B5: a late window lands on what was computed",
-            lambda tiered: test_a_load_that_ends_after_its_tokens_were_computed(tiered, SETS["S"]),
+            of_set("S", test_a_load_that_ends_after_its_tokens_were_computed),
             Replacement(Loads, "_commit", "and cell.device is None", ""),
         ),
         Fault(
             "B5: a late state is forgotten",
-            lambda tiered: test_a_load_that_ends_after_its_tokens_were_computed(tiered, SETS["R"]),
+            of_set("R", test_a_load_that_ends_after_its_tokens_were_computed),
             Replacement(Loads, "_commit", "self._free(c, operation.rest(landed))", "pass"),
         ),
         Fault(
             "T9: window pages by node, not by position",
-            lambda tiered: test_a_split_under_a_load(tiered, SETS["S"]),
+            of_set("S", test_a_split_under_a_load),
             Replacement(
                 Operation,
                 "_part",
@@ -419,22 +329,8 @@ class TestFaultsOfComponentLoads(PlantedFaultTests):
         ),
         Fault(
             "T9: a state by position",
-            lambda tiered: test_a_split_under_a_load(tiered, SETS["FR"]),
+            of_set("FR", test_a_split_under_a_load),
             Replacement(Operation, "_part", "if self._at_node_end:", "if False:"),
-        ),
-        Fault("T7: victims of a window ignore locks", of_window(WANTED), host_victims_ignore_locks),
-        Fault("T7: victims of states ignore locks", of_state(WANTED), host_victims_ignore_locks),
-        Fault(
-            "L9: only full attention is asked for room",
-            of_window(test_a_load_without_room_for_one_component_takes_nothing),
-            Replacement(LoadPlanning, "longest_fitting", "if max(lacking) <= 0:", "if lacking[0] <= 0:"),
-        ),
-        Fault(
-            "T22: a window is cut like full attention",
-            lambda tiered: test_a_window_that_does_not_fit_is_not_cut(tiered, 1),
-            Replacement(
-                LoadPlanning, "longest_fitting", "self._components[0].prefix_closed", "not self._components[0].at_node_end"
-            ),
         ),
         Fault(
             "T14: lock_ref trusts the match of a window",

@@ -1,5 +1,6 @@
-"""Who falls when the host has no room, for windows and states: host data of full attention takes along what stands on it, on the
-device too and inside whichever call needed the room, and never more than that.
+"""Room for windows and states. When the host has none, host data of full attention takes along what stands on it, on the device
+too and inside whichever call needed the room, and never more than that. When the device has none, a load evicts what it may, or
+brings nothing. One directed test each, and the faults that each is there for.
 
 Every call goes through the kit, which knows whose page was freed and whether it was of use to anybody.
 """
@@ -8,21 +9,23 @@ import numpy as np
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
-from kvcache_conformance.geometries import FULL, RECURRENT, SWA
+from kvcache_conformance.component_scenarios import given, lengths, of_state, of_window, sizes_of, windows_and_states
+from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
-from kvcache_conformance.scenario_steps import claim, compute, find, finish, ids, in_host, load
+from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
+from kvcache_conformance.tiered_world import Load
+from kvcache_core.contracts.locks import Refused
 from kvcache_core.contracts.results import Segment
 from kvcache_radix import store as store_module
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.host_tier import HostTier
+from kvcache_unified_hicache.load_planning import LoadPlanning
 
 HOST = 6
 """Pages in L2: three prompts of two."""
-
-windows_and_states = pytest.mark.parametrize("component", [SWA, RECURRENT], ids=["window", "state"])
 
 
 def on_the_host_alone(tiered, component, tokens):
@@ -39,6 +42,9 @@ def on_the_host_alone(tiered, component, tokens):
     return world
 
 
+# in the host
+
+
 @windows_and_states
 def test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims(tiered, component):
     """CONTRACT 4: the device page is the cache's own; nothing can use it any more, so it goes in the same call."""
@@ -46,10 +52,10 @@ def test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims(tiered, c
     for prompt in (ids(3, 4), ids(5, 6)):
         compute(world, prompt)
         world.settle()
-    assert find(world, ids(1, 2)).result[1:] == (0, 8, 8)
+    assert lengths(world, ids(1, 2)) == (0, 8, 8)
     assert not world.cache.counters.dropped
     compute(world, ids(7, 8))
-    assert find(world, ids(1, 2)).result[1:] == (0, 0, 0)
+    assert lengths(world, ids(1, 2)) == (0, 0, 0)
     assert set(world.cache.counters.dropped) == {"start of the prefix lost"}
     kept = {prefix for _, prefix in world.checked.model.resident(component.name).values()}
     assert np.asarray(ids(1, 2), np.int32).tobytes() not in kept
@@ -68,6 +74,61 @@ def test_what_a_lock_covers_does_not_fall_for_the_room(tiered, component):
     assert world.cache.counters.postponed["no room in L2"]
     world.settle()
     assert claim(world, started)
+    finish(world)
+
+
+# on the device
+
+
+@windows_and_states
+def test_a_load_whose_victims_want_the_slots_it_reads(tiered, component):
+    """T7: the device is full, and its victims' copies want the host slots that are being loaded. P4: full but evictable."""
+    world = tiered(TierSizes(PAGE, 4, 2 if component is SWA else 1, "evict"), (component,))
+    in_host(world, ids(1, 2))
+    for prompt in (ids(5, 6), ids(7, 8)):
+        compute(world, prompt)
+    # A request's running state comes free again; without that, all would be the cache's.
+    taken = world.checked.alloc(component.name, world.cache.size(component.name).free)
+    started = load(world, ids(1, 2))
+    world.settle()
+    assert claim(world, started)
+    assert world.cache.counters.dropped
+    world.checked.free(component.name, taken)
+    finish(world)
+
+
+@windows_and_states
+def test_a_load_without_room_for_one_component_takes_nothing(tiered, component):
+    """L9, T22: the window's pool, or the states', is pinned; nothing is evicted for the load, not even of other components."""
+    world = tiered(TierSizes(PAGE, 8, 64, "insert"), (FULL, component))
+    in_host(world, ids(1, 2))
+    compute(world, ids(5, 6, 7))
+    compute(world, ids(8, 9, 10, 11))
+    world.settle()
+    evict(world, component.name)
+    taken = world.checked.alloc(component.name, world.cache.size(component.name).free)
+    before = sizes_of(world)
+    assert world.load(find(world, ids(1, 2))) is Refused.NO_ROOM
+    assert sizes_of(world) == before and world.script.quiet
+    world.checked.free(component.name, taken)
+    finish(world)
+
+
+@pytest.mark.parametrize("left", [0, 1])
+def test_a_window_that_does_not_fit_is_not_cut(tiered, left):
+    """T22: of full attention a shorter prefix needs less; a window moves, to pages that the host may lack."""
+    world = tiered(TierSizes(PAGE, 4, 64, "insert"), (SWA,))
+    in_host(world, ids(1), ids(1, 2, 3))
+    taken = world.checked.alloc("swa", 4 - left)
+    match = find(world, ids(1, 2, 3))
+    assert match.result.host_len == 12
+    if left:
+        started = world.load(match)
+        assert isinstance(started, Load) and started.held.length == 4
+        world.cancel(started)
+    else:
+        assert world.load(match) is Refused.NO_ROOM
+    world.checked.free("swa", taken)
     finish(world)
 
 
@@ -105,16 +166,9 @@ def host_victims_ignore_locks(monkeypatch):
     monkeypatch.setattr(store_module, "_CANDIDATE", (device, (lambda node, cell: cell.host is not None,) * 2))
 
 
-def of_window(test):
-    return lambda tiered: test(tiered, SWA)
-
-
-def of_state(test):
-    return lambda tiered: test(tiered, RECURRENT)
-
-
 FALLS = test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims
 LOCKED = test_what_a_lock_covers_does_not_fall_for_the_room
+WANTED = test_a_load_whose_victims_want_the_slots_it_reads
 
 
 class TestFaultsOfRoom(PlantedFaultTests):
@@ -148,4 +202,18 @@ class TestFaultsOfRoom(PlantedFaultTests):
         ),
         Fault("LK6: room is found among what a load reads", of_state(LOCKED), host_victims_ignore_locks),
         Fault("LK6: room is found among the window that a load reads", of_window(LOCKED), host_victims_ignore_locks),
+        Fault("T7: victims of a window ignore locks", of_window(WANTED), host_victims_ignore_locks),
+        Fault("T7: victims of states ignore locks", of_state(WANTED), host_victims_ignore_locks),
+        Fault(
+            "L9: only full attention is asked for room",
+            of_window(test_a_load_without_room_for_one_component_takes_nothing),
+            Replacement(LoadPlanning, "longest_fitting", "if max(lacking) <= 0:", "if lacking[0] <= 0:"),
+        ),
+        Fault(
+            "T22: a window is cut like full attention",
+            given(test_a_window_that_does_not_fit_is_not_cut, 1),
+            Replacement(
+                LoadPlanning, "longest_fitting", "self._components[0].prefix_closed", "not self._components[0].at_node_end"
+            ),
+        ),
     )
