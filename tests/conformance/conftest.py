@@ -19,7 +19,7 @@ from kvcache_component_swa.component import make as make_swa
 from kvcache_conformance.geometries import FULL
 from kvcache_conformance.page_content import BYTES, LAYERS
 from kvcache_conformance.pool_model import NumpyPool
-from kvcache_conformance.storage_script import ScriptedPageBytes
+from kvcache_conformance.scripted_pages import ScriptedPageBytes
 from kvcache_conformance.stored_world import StoredWorld
 from kvcache_conformance.tier_ledger import HostClaims
 from kvcache_conformance.tier_steps import TierSizes

@@ -5,7 +5,8 @@ import numpy as np
 from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import compute, evict, finish, ids
-from kvcache_conformance.storage_script import ScriptedPageBytes, StorageScript
+from kvcache_conformance.scripted_pages import ScriptedPageBytes
+from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.stored_scenarios import ROOM, after_restart, prefetch
 from kvcache_unified_hicache import leftovers
 from kvcache_unified_hicache.attaching import Attaching

@@ -1,21 +1,17 @@
 """A storage that does what a script says: which requests end when and in which order, which pages are lost, spoilt or refused.
 
-It stands in for a cache's guard and its access to host pages, and implements their protocols structurally; pages are values in a
-dictionary, which outlives a cache. What is written under one key must be the same content for ever. It knows no tree and no
-tokens.
+It stands in for a cache's guard and implements its protocol structurally; pages are values in a dictionary, which outlives a
+cache. What is written under one key must be the same content for ever. It knows no tree, no tokens and no host memory.
 """
 
 import io
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, NamedTuple, Protocol, TypeVar, final
+from typing import Literal, NamedTuple, Protocol, TypeVar, final
 
 import numpy as np
 
 from kvcache_conformance.claims import require
-from kvcache_conformance.page_content import BYTES, LAYERS, Content
-from kvcache_conformance.transfer_script import TransferScript
-from kvcache_core.contracts.results import Indices
 from kvcache_core.contracts.storage import HiCacheStorage, Value
 
 T = TypeVar("T")
@@ -35,41 +31,6 @@ class Room(Protocol[T_co]):
     def place(self, number: int, payload: memoryview) -> None: ...
 
     def finish(self, came: Sequence[bool]) -> T_co: ...
-
-
-class Arrival(Protocol):
-    """What a cache makes of the pages of one request."""
-
-    @property
-    def came(self) -> Sequence[bool]: ...
-
-    @property
-    def batch(self) -> Any: ...
-
-
-class ScriptedArrival(NamedTuple):
-    """`batch`: the content of each page that came, in their order."""
-
-    came: Sequence[bool]
-    batch: Any
-
-
-@final
-class ScriptedRoom:
-    """Keeps what is brought. It takes every page as a whole."""
-
-    def __init__(self) -> None:
-        self._pages: dict[int, Content] = {}
-
-    def parts(self, number: int) -> Sequence[memoryview] | None:
-        return None
-
-    def place(self, number: int, payload: memoryview) -> None:
-        require(number not in self._pages, "a page is brought once")
-        self._pages[number] = np.frombuffer(bytes(payload), np.uint8).reshape(LAYERS, BYTES)
-
-    def finish(self, came: Sequence[bool]) -> ScriptedArrival:
-        return ScriptedArrival(came, [self._pages[number] for number, ok in enumerate(came) if ok])
 
 
 class ScriptedState(NamedTuple):
@@ -265,40 +226,6 @@ class ScriptedGuard:
             self._script.bad += 1
             del self._script.pages[key]
             return None
-
-
-class _Copied:
-    def __init__(self, pages: Sequence[Content]) -> None:
-        self._pages = [page.tobytes() for page in pages]
-
-    def write_into(self, outputs: Sequence[memoryview]) -> None:
-        for page, output in zip(self._pages, outputs, strict=True):
-            output[:] = page
-
-
-@final
-class ScriptedPageBytes:
-    """Access to the slots of a `TransferScript`; `names`: the components by number."""
-
-    def __init__(self, transfers: TransferScript, storage: StorageScript, names: Sequence[str]) -> None:
-        self._transfers = transfers
-        self._storage = storage
-        self._names = tuple(names)
-
-    def capture(self, c: int, slots: Indices) -> _Copied:
-        places = [(self._names[c], slot) for slot in slots.tolist()]
-        missing = [place for place in places if place not in self._transfers.slots]
-        require(not missing, f"a store reads {missing}, which nothing ever reached")
-        return _Copied([self._transfers.slots[place].copy() for place in places])
-
-    def room(self, c: int, n: int) -> ScriptedRoom:
-        return ScriptedRoom()
-
-    def land(self, c: int, slots: Indices, arrival: Arrival) -> None:
-        require(len(slots) == len(arrival.batch) == sum(arrival.came), "one slot for each page that came")
-        for slot, page in zip(slots.tolist(), arrival.batch, strict=True):
-            self._transfers.slots[self._names[c], slot] = page
-            self._storage.landed.add((self._names[c], slot))
 
 
 def payload_of(value: Value) -> bytes:
