@@ -2,7 +2,7 @@
 and tier, one component evicted and not the other, a restart, and pressure on every pool at once."""
 
 from collections import Counter
-from dataclasses import dataclass
+from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
 from typing import Any, cast
@@ -10,6 +10,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from kvcache_conformance.hybrid_rows import GEMMA, KIMI, MIMO, PAIRS, PRODUCT, Prompts, Row, conversations
 from kvcache_conformance.logit_recorder import LogitRecorder, compare, kl_divergence
 from kvcache_conformance.tiny_by_name import TINY_MODELS, resized
 from kvcache_conformance.tiny_models import write_model_folder
@@ -26,89 +27,6 @@ from kvcache_unified_hicache.controller import HiCacheController
 
 LIMIT = 1e-6
 CONTEXT = 2048
-GEMMA, MIMO, KIMI = "tiny-gemma3", "tiny-mimo-v2-flash", "tiny-kimi-linear"
-
-
-@dataclass(frozen=True)
-class Row:
-    """One line of the product: a model, a page, a window (0 for the model with states), and how tiers are worked."""
-
-    model: str
-    page: int
-    window: int
-    on: str = "insert"
-    waits: str = "future"
-    pool: str = "per_page"
-
-    def __str__(self) -> str:
-        return f"{self.model[5:]}-page{self.page}-window{self.window}-{self.on}-{self.waits}-{self.pool}"
-
-    @property
-    def special(self) -> str:
-        """The component besides `full`."""
-        return "recurrent" if self.model == KIMI else "swa"
-
-    @property
-    def fit(self) -> str:
-        """The window beside a page."""
-        if self.model == KIMI:
-            return "no window"
-        if self.window <= self.page:
-            return "smaller" if self.window < self.page else "equal"
-        return "no multiple" if self.window % self.page else "larger"
-
-    @property
-    def interval(self) -> int:
-        return 6 * self.page
-
-    @property
-    def chunk(self) -> int:
-        """Small, and no whole pages: every size of a chunk is compiled anew."""
-        return 28 if self.page == 64 else 13
-
-    def special_units(self, length: int) -> int:
-        """What a prefix of `length` needs of it: pages of the window, or one state."""
-        return 1 if self.model == KIMI else (length - floor_page(max(0, length - self.window + 1), self.page)) // self.page
-
-    def check_loaded(self, counts: dict[str, int], full: int, length: int) -> None:
-        """A load brings whole nodes, so of a window it may be up to a chunk more than needed."""
-        more = 0 if self.model == KIMI else self.chunk // self.page
-        assert counts.get("full", 0) == full
-        assert self.special_units(length) <= counts.get(self.special, 0) <= self.special_units(length) + more
-
-    def fetched(self, full: int, length: int) -> dict[str, int]:
-        """What a prefix of `length` gets from storage, of which it lacks `full` pages: exactly what it needs."""
-        return {name: n for name, n in (("full", full), (self.special, self.special_units(length))) if n}
-
-    def reused(self, common: int) -> int:
-        """How far a prompt is reused that leaves the first one after `common` tokens, somewhere in its middle."""
-        return common - common % (self.interval if self.model == KIMI else self.page)
-
-
-WINDOWS = {1: (1, 16), 16: (8, 16, 48, 40), 64: (16, 64, 128, 100)}
-"""By page: smaller than a page, equal, larger, and no multiple; with pages of one token only equal and larger."""
-SETTINGS = [
-    (on, waits, pool) for on in ("insert", "evict") for waits in ("future", "threadpool") for pool in ("per_page", "preallocated")
-]
-SHAPES = [(model, page, window) for page, windows in WINDOWS.items() for window in windows for model in (GEMMA, MIMO)]
-SHAPES += [(KIMI, page, 0) for page in WINDOWS]
-PRODUCT = [Row(*shape, *setting) for shape in SHAPES for setting in SETTINGS]
-# Every window of every page, and every pair of values that the product has.
-PAIRS = [
-    Row(GEMMA, 1, 1, "insert", "future", "preallocated"),
-    Row(MIMO, 1, 16, "evict", "threadpool", "per_page"),
-    Row(GEMMA, 16, 8, "evict", "future", "per_page"),
-    Row(MIMO, 16, 16, "insert", "threadpool", "per_page"),
-    Row(GEMMA, 16, 48, "insert", "future", "preallocated"),
-    Row(MIMO, 16, 40, "evict", "future", "preallocated"),
-    Row(MIMO, 64, 16, "insert", "threadpool", "preallocated"),
-    Row(GEMMA, 64, 64, "evict", "future", "per_page"),
-    Row(MIMO, 64, 128, "evict", "future", "preallocated"),
-    Row(GEMMA, 64, 100, "insert", "threadpool", "per_page"),
-    Row(KIMI, 1, 0, "evict", "future", "per_page"),
-    Row(KIMI, 16, 0, "insert", "threadpool", "preallocated"),
-    Row(KIMI, 64, 0, "insert", "future", "per_page"),
-]
 
 
 @pytest.fixture(scope="module")
@@ -204,25 +122,6 @@ def spec_of(seed: int, ids, n: int) -> RequestSpec:
     return RequestSpec(str(seed), np.asarray(ids, np.int32), n, Sampling(seed=seed))
 
 
-class Script:
-    """The prompts of a row: the first has more than 20 pages and 5 windows, another leaves it in the middle, and one goes on."""
-
-    def __init__(self, row: Row) -> None:
-        rng = np.random.default_rng(row.page)
-        page = row.page
-        n = max(21 * page + page // 2 + 1, 5 * row.window + 9)
-        self.base = rng.integers(0, 256, n)
-        self.cut = 13 * page + page // 3
-        self.branch = np.concatenate([self.base[: self.cut], rng.integers(0, 256, 2 * page + 3)])
-        self.more = rng.integers(0, 256, page + 3)
-        self.answer = 12
-        self.hit = floor_page(n - 1, page)
-        self.turn_hit = floor_page(n + self.answer - 1, page)
-
-    def turn(self, first: Request) -> np.ndarray:
-        return np.concatenate([self.base, first.output_ids, self.more])
-
-
 @pytest.fixture(scope="module")
 def alone(models):
     """How chunk_cache serves the same requests. Its programs serve the row, too."""
@@ -231,14 +130,14 @@ def alone(models):
     def of(row: Row):
         key = (row.model, row.page, row.window)
         if key not in made:
-            script, recorder = Script(row), LogitRecorder()
+            prompts, recorder = Prompts(row), LogitRecorder()
             session = Session(row, models(row), recorder, None, None)
-            first = session.serve(spec_of(0, script.base, script.answer))
+            first = session.serve(spec_of(0, prompts.base, prompts.answer))
             for seed in (1, 3, 5, 6):
-                session.serve(spec_of(seed, script.base, script.answer))
+                session.serve(spec_of(seed, prompts.base, prompts.answer))
             for seed in (2, 7):
-                session.serve(spec_of(seed, script.branch, script.answer))
-            session.serve(spec_of(4, script.turn(first), script.answer))
+                session.serve(spec_of(seed, prompts.branch, prompts.answer))
+            session.serve(spec_of(4, prompts.turn(first.output_ids), prompts.answer))
             session.end()
             made[key] = session, recorder
         return made[key]
@@ -254,48 +153,48 @@ def counted(traffic: Counter, tier: str) -> dict[str, int]:
 
 
 def check_row(row: Row, model: LoadedModel, reference: tuple[Session, LogitRecorder], traffic: Counter, root: Path) -> None:
-    (plain, expected), script = reference, Script(row)
+    (plain, expected), prompts = reference, Prompts(row)
     recorder = LogitRecorder(forced=expected.tokens)
     session = Session(row, model, recorder, root, plain.engine)
     cache, special, page = session.engine.cache, row.special, row.page
     traffic.clear()
 
-    first = session.serve(spec_of(0, script.base, script.answer))
+    first = session.serve(spec_of(0, prompts.base, prompts.answer))
     assert first.counts.cached == 0
     # From L1: the prompt again, and one that leaves it in the middle.
-    assert session.serve(spec_of(1, script.base, script.answer)).counts.device == script.hit
-    assert session.serve(spec_of(2, script.branch, script.answer)).counts.device == row.reused(script.cut)
+    assert session.serve(spec_of(1, prompts.base, prompts.answer)).counts.device == prompts.hit
+    assert session.serve(spec_of(2, prompts.branch, prompts.answer)).counts.device == row.reused(prompts.cut)
     assert not traffic
     # From L2, after everything has left L1. Of a window only its end comes back, of the states one.
     session.evict("full", special)
-    request = session.serve(spec_of(3, script.base, script.answer))
-    assert (request.counts.device, request.counts.host, request.counts.storage) == (0, script.hit, 0)
-    row.check_loaded(counted(traffic, "host"), script.hit // page, script.hit)
+    request = session.serve(spec_of(3, prompts.base, prompts.answer))
+    assert (request.counts.device, request.counts.host, request.counts.storage) == (0, prompts.hit, 0)
+    row.check_loaded(counted(traffic, "host"), prompts.hit // page, prompts.hit)
     # One component has left L1 and the other has not.
     session.evict(special)
-    assert cache.size("full").evictable >= script.hit // page
-    request = session.serve(spec_of(4, script.turn(first), script.answer))
-    assert request.counts.cached == script.turn_hit
-    row.check_loaded(counted(traffic, "host"), 0, script.turn_hit)
+    assert cache.size("full").evictable >= prompts.hit // page
+    request = session.serve(spec_of(4, prompts.turn(first.output_ids), prompts.answer))
+    assert request.counts.cached == prompts.turn_hit
+    row.check_loaded(counted(traffic, "host"), 0, prompts.turn_hit)
     # It has left L2, too: storage gives it back alone.
     assert cache.persist(60.0).remaining == 0
     session.evict(special)
     session.evict(special, tier="host")
     traffic.clear()
-    request = session.serve(spec_of(5, script.base, script.answer))
+    request = session.serve(spec_of(5, prompts.base, prompts.answer))
     # To go on from a length, a window of one token needs nothing that was before.
-    needs_it = row.special_units(script.hit) > 0
-    assert (request.counts.device, request.counts.storage) == ((0, script.hit) if needs_it else (script.hit, 0))
-    assert counted(traffic, "storage") == row.fetched(0, script.hit)
+    needs_it = row.special_units(prompts.hit) > 0
+    assert (request.counts.device, request.counts.storage) == ((0, prompts.hit) if needs_it else (prompts.hit, 0))
+    assert counted(traffic, "storage") == row.fetched(0, prompts.hit)
     assert cache.persist(60.0).remaining == 0
     session.end()
 
     # After a restart: from L3, and the branch partly from there, partly from what came for the first.
     again = Session(row, model, recorder, root, session.engine)
-    request = again.serve(spec_of(6, script.base, script.answer))
-    assert (request.counts.device, request.counts.host, request.counts.storage) == (0, 0, script.hit)
-    assert counted(traffic, "storage") == row.fetched(script.hit // page, script.hit)
-    assert again.serve(spec_of(7, script.branch, script.answer)).counts.cached == floor_page(len(script.branch) - 1, page)
+    request = again.serve(spec_of(6, prompts.base, prompts.answer))
+    assert (request.counts.device, request.counts.host, request.counts.storage) == (0, 0, prompts.hit)
+    assert counted(traffic, "storage") == row.fetched(prompts.hit // page, prompts.hit)
+    assert again.serve(spec_of(7, prompts.branch, prompts.answer)).counts.cached == floor_page(len(prompts.branch) - 1, page)
     again.end()
 
     worst, places = compare(expected, recorder)
@@ -306,7 +205,7 @@ def check_row(row: Row, model: LoadedModel, reference: tuple[Session, LogitRecor
         assert not counters.dropped
 
 
-def pairs_in(rows: list[Row]) -> set:
+def pairs_in(rows: Sequence[Row]) -> set:
     """Every two values that stand in one row: of the model, the page, the window beside it, and the settings."""
     named = [[(name, getattr(row, name)) for name in ("model", "page", "fit", "on", "waits", "pool")] for row in rows]
     return {pair for values in named for pair in combinations(values, 2)}
@@ -367,29 +266,12 @@ def last_slot(engine: Engine, ids) -> np.ndarray:
     return data[len(data) - behind - 1 :][:1]
 
 
-def conversations(row: Row, families: int = 4, turns: int = 3) -> list[RequestSpec]:
-    """Turn by turn over the families, so that a family has left L1 when its next turn comes. Pairs of them share a beginning and
-    branch inside a page; odd turns branch off before the end of the turn before."""
-    rng = np.random.default_rng(row.page + row.window)
-    page = row.page
-    beginnings = [rng.integers(0, 256, 9 * page + 5) for _ in range((families + 1) // 2)]
-    texts = [
-        np.concatenate([beginnings[f // 2][: 9 * page + 5 - f % 2], rng.integers(0, 256, 11 * page + f)]) for f in range(families)
-    ]
-    made: list[RequestSpec] = []
-    for turn in range(turns):
-        for family in range(families):
-            kept = texts[family][: len(texts[family]) - turn % 2 * (page + 3)]
-            texts[family] = np.concatenate([kept, rng.integers(0, 256, page // 2 + 9 + turn)])
-            made.append(spec_of(len(made), texts[family], 24 + len(made) % 17))
-    return made
-
-
 @pytest.mark.parametrize("row", [Row(GEMMA, 16, 40), Row(KIMI, 16, 0, on="evict")], ids=str)
 def test_under_pressure_in_every_pool(row, models, traffic, tmp_path):
     """Too little of everything: preemption, eviction of each component for its own sake, loads and fetches beside each other."""
     sizes = {"device_tokens": 40 * row.page, "window_tokens": 20 * row.page, "device_states": 9, "max_running": 4}
-    specs, expected = conversations(row), LogitRecorder()
+    specs = [spec_of(seed, ids, 24 + seed % 17) for seed, ids in enumerate(conversations(row))]
+    expected = LogitRecorder()
     plain = Session(row, models(row), expected, None, None, **sizes)
     plain.serve(*specs)
     plain.end()
