@@ -20,6 +20,7 @@ from pathlib import Path
 from radix_tree import figures
 from radix_tree.figures import Figure, compare
 from radix_tree.rounds import STEADY, Worker
+from storage_file.guarded import Guarded
 from storage_file.many import make_files
 from storage_file.sides import Ours, RawFiles, rounds
 
@@ -32,6 +33,8 @@ PEER = {
     "cold": ("lmcache_disk_get_cold", "lmcache_disk_batchget_cold"),
 }
 """The peer's rows; the faster of them counts."""
+PEER_REQUEST = 50
+"""Pages that the peer's script asks for at a time."""
 PATHS = {"--folder", "--peers", "--peer-python", "--json", "--markdown"}
 
 
@@ -78,9 +81,9 @@ def beside_raw_files(folder: Path, nbytes: int, args: argparse.Namespace) -> lis
 
 
 def beside_the_peer(folder: Path, nbytes: int, args: argparse.Namespace) -> list[Figure]:
-    """The peer's own script and we take turns."""
+    """The peer's own script and we take turns, each by requests of as many pages and with its own threads."""
     pages = args.mib * 2**20 // nbytes
-    ours = Ours(folder / "ours", nbytes, pages, args.batch_mib * 2**20 // nbytes)
+    ours = Guarded(folder / "ours", nbytes, pages, PEER_REQUEST)
     mine: dict[str, list[float]] = {what: [] for what in TARGETS}
     theirs: dict[str, list[float]] = {what: [] for what in TARGETS}
     for _ in range(args.peer_rounds):

@@ -15,17 +15,25 @@ from kvcache_unified_hicache.storage.page_frame import PageFrame
 
 DIFFERENT = 16
 """Pages with contents of their own; they are written again and again under other keys."""
+SLICE = 32 * 2**20
+"""Bytes that one side writes before it is the other's turn."""
 
 
 class Side(ABC):
-    """`pages` of one size in a folder of its own. Times are microseconds a page, in wall time."""
+    """`pages` of `nbytes` in a folder of its own. Times are microseconds a page, in wall time."""
 
-    def __init__(self, folder: Path, pages: int) -> None:
+    def __init__(self, folder: Path, nbytes: int, pages: int) -> None:
         self.folder = folder
+        self.nbytes = nbytes
         self.pages = pages
 
+    def write(self) -> None:
+        for _ in self.writes():
+            pass
+
     @abstractmethod
-    def write(self) -> None: ...
+    def writes(self) -> Iterator[int]:
+        """Write all pages, call by call: how many each call wrote."""
 
     @abstractmethod
     def read(self) -> None: ...
@@ -33,12 +41,6 @@ class Side(ABC):
     @abstractmethod
     def empty(self) -> None:
         """Remove all pages."""
-
-    def timed_write(self) -> float:
-        """Of new pages; what the side before has left to the disk is written first."""
-        self.empty()
-        os.sync()
-        return self._timed(self.write)
 
     def timed_read(self, *, cold: bool) -> float:
         if cold:
@@ -59,17 +61,18 @@ class RawFiles(Side):
     """One folder, a temporary file and a rename; read into one buffer. No integrity."""
 
     def __init__(self, folder: Path, nbytes: int, pages: int) -> None:
-        super().__init__(folder, pages)
+        super().__init__(folder, nbytes, pages)
         folder.mkdir(parents=True)
         self._values = [os.urandom(nbytes) for _ in range(DIFFERENT)]
         self._paths = [str(folder / f"{number:06d}.bin") for number in range(pages)]
         self._buffer = bytearray(nbytes)
 
-    def write(self) -> None:
+    def writes(self) -> Iterator[int]:
         for number, path in enumerate(self._paths):
             with open(path + ".tmp", "wb", buffering=0) as file:  # noqa: PTH123 - the barest way there is
                 file.write(self._values[number % DIFFERENT])
             os.replace(path + ".tmp", path)  # noqa: PTH105
+            yield 1
 
     def read(self) -> None:
         for path in self._paths:
@@ -86,7 +89,7 @@ class Ours(Side):
     """LocalFileStorage by batches, every page sealed before it is written and verified after it is read."""
 
     def __init__(self, folder: Path, nbytes: int, pages: int, batch: int, **options: object) -> None:
-        super().__init__(folder, pages)
+        super().__init__(folder, nbytes, pages)
         self._storage = make(FileOptions.model_validate({"path": str(folder)} | options), StorageScope("bench/model", 16))
         self._frame = PageFrame([PageArray("kv", "uint8", (nbytes,))])
         self._values = [self._frame.new_value() for _ in range(max(DIFFERENT, batch))]
@@ -95,7 +98,7 @@ class Ours(Side):
         keys = [os.urandom(32).hex() for _ in range(pages)]
         self._batches = [keys[start : start + batch] for start in range(0, pages, batch)]
 
-    def write(self) -> None:
+    def writes(self) -> Iterator[int]:
         number = 0
         for keys in self._batches:
             # A page is sealed for its key, so the same contents need a value each in a batch.
@@ -104,6 +107,7 @@ class Ours(Side):
                 self._frame.seal(key, value)
             self._storage.set(keys, values)
             number += len(keys)
+            yield len(keys)
 
     def read(self) -> None:
         for keys in self._batches:
@@ -118,6 +122,24 @@ class Ours(Side):
     def close(self) -> None:
         super().close()
         self._storage.close()
+
+
+def timed_writes(sides: Sequence[Side]) -> list[float]:
+    """Microseconds a page of each side. All start empty and take turns every SLICE bytes, and before each turn the system writes
+    back what there is: how it does that in the background would otherwise be what is compared."""
+    for side in sides:
+        side.empty()
+    calls = [side.writes() for side in sides]
+    seconds, written = [0.0] * len(sides), [0] * len(sides)
+    while any(done < side.pages for done, side in zip(written, sides, strict=True)):
+        for at, side in enumerate(sides):
+            upto = min(side.pages, written[at] + max(1, SLICE // side.nbytes))
+            os.sync()
+            start = time.perf_counter()
+            while written[at] < upto:
+                written[at] += next(calls[at])
+            seconds[at] += time.perf_counter() - start
+    return [spent / side.pages * 1e6 for spent, side in zip(seconds, sides, strict=True)]
 
 
 def drop(folder: Path) -> None:
@@ -140,8 +162,8 @@ def rounds(sides: Sequence[Side], n: int) -> dict[str, list[list[float]]]:
     made: dict[str, list[list[float]]] = {what: [[] for _ in sides] for what in ("write", "warm", "cold")}
     for number in range(n):
         order = range(len(sides)) if number % 2 == 0 else range(len(sides) - 1, -1, -1)
-        for at in order:
-            made["write"][at].append(sides[at].timed_write())
+        for at, spent in zip(order, timed_writes([sides[at] for at in order]), strict=True):
+            made["write"][at].append(spent)
         for at in order:
             sides[at].read()
             made["warm"][at].append(sides[at].timed_read(cold=False))
