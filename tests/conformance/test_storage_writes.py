@@ -11,7 +11,6 @@ from kvcache_conformance.stored_scenarios import INSERT, ROOM, after_restart, ho
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.attaching import Attaching
-from kvcache_unified_hicache.copies_down import CopiesDown
 from kvcache_unified_hicache.host_tier import TreeVictims
 from kvcache_unified_hicache.page_marks import STORED, PageMarks
 from kvcache_unified_hicache.persists import Persists
@@ -228,7 +227,7 @@ class TestFaultsOfWrites(PlantedFaultTests):
         Fault(
             "S10: what the device has still counts as lost",
             was_put_off,
-            Replacement(CopiesDown, "leaves_host", "node.cells[c].device is None", "True"),
+            Replacement(TreeVictims, "take", "victim.cells[c].device is None", "True"),
         ),
         Fault(
             "S10: what is refused is not counted",
@@ -248,7 +247,7 @@ class TestFaultsOfWrites(PlantedFaultTests):
         Fault(
             "host victims are not written back",
             test_the_source_is_captured_before_the_slot_goes,
-            Replacement(TreeVictims, "take", "self._write_back(victim, c)", "pass"),
+            Replacement(TreeVictims, "take", "self._write_back(victim, c, victim.cells[c].device is None)", "pass"),
         ),
         Fault(
             "what was fetched is written again",

@@ -223,7 +223,7 @@ class TestFaultsOfComponentAccounts(PlantedFaultTests):
         Fault(
             "P2: a window goes whole",
             of_window(test_exactly_what_is_asked_is_freed_and_nothing_else),
-            Replacement(RadixTree, "victim", "if len(data) > n * INDEX_BYTES and", "if False and"),
+            Replacement(RadixTree, "victim", "if len(data) <= n * INDEX_BYTES or", "if True or"),
         ),
         Fault(
             "P2: a state takes full attention along",

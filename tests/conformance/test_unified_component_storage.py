@@ -185,7 +185,7 @@ class TestFaultsOfComponentStorage(PlantedFaultTests):
         Fault(
             "P3: a window that leaves the host is not stored",
             of_window(test_a_victim_of_the_host_goes_to_storage_alone),
-            Replacement(TreeVictims, "take", "self._write_back(victim, c)", "pass"),
+            Replacement(TreeVictims, "take", "self._write_back(victim, c, victim.cells[c].device is None)", "pass"),
         ),
         Fault(
             "B4: a state is read when the write begins",

@@ -273,17 +273,26 @@ class RadixTree:
         return reclaimed
 
     def victim(self, c: int, n: int, tier: int = DEVICE) -> Node | None:
-        """One step of an eviction: the next victim, cut so that it holds at most `n` indices, no longer queued in this heap. Take
-        its data or `store.offer` it again. After anything that may evict, look whether it still has data."""
+        """One step of an eviction: the next victim, cut so that it holds at most `n` indices. Take its data or `store.offer` it
+        again. After anything that may evict, look whether it still has data.
+
+        A component that prefixes need from their start loses the end. Of a window the end is what is needed, so its start goes.
+        """
         node = self.store.heaps[tier][c].pop()
         if node is None:
             return None
         cell = node.cells[c]
         data = cell.device if tier == DEVICE else cell.host
         assert data is not None and node.parent is not None
-        if len(data) > n * INDEX_BYTES and not self.store.geometries[c].at_node_end:
+        geometry = self.store.geometries[c]
+        if len(data) <= n * INDEX_BYTES or geometry.at_node_end:
+            return node
+        if geometry.prefix_closed:
             self.store.split(node, node.end - n * self.page_size)
-        return node
+            return node
+        head = self.store.split(node, node.parent.end + n * self.page_size)
+        self.store.offer(node, c)
+        return head
 
     def clear(self) -> Reclaimed | None:
         """Delete everything; None, and nothing is changed, while a lock lives."""

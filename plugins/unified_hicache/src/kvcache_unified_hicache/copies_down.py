@@ -63,9 +63,10 @@ class CopiesDown:
         """Host data that has just come, or was used again."""
         self._write_back(node, c, last=False)
 
-    def leaves_host(self, node: Node, c: int) -> None:
-        """Host data that is about to go. What the device has as well will be copied to the host again, before it goes there."""
-        self._write_back(node, c, last=node.cells[c].device is None)
+    def leaves_host(self, node: Node, c: int, last: bool) -> None:
+        """Host data that is about to go. What stays on the device (not `last`) will be copied to the host again, before it goes
+        there."""
+        self._write_back(node, c, last=last)
 
     def _take_backups(self, victim: Node | None = None) -> None:
         for c, requests in enumerate(self._requests):

@@ -34,8 +34,11 @@ IN_FLIGHT_SHARE = 4
 """Copies under way may take one part in so many of the host pools' memory."""
 
 
-WriteBack = Callable[[Node, int], None]
-"""(node, component number): the node is about to lose this component's host data; it is still there during the call."""
+Landed = Callable[[Node, int], None]
+"""(node, component number): the node has this component's data in the host now."""
+WriteBack = Callable[[Node, int, bool], None]
+"""(node, component number, last): the node is about to lose this component's host data, which is still there during the call.
+`last`: what the device has of it, if anything, goes too."""
 
 
 @final
@@ -65,7 +68,7 @@ class TreeVictims:
             victim = tree.victim(c, missing, HOST)
             if victim is None:
                 break
-            self._write_back(victim, c)
+            self._write_back(victim, c, victim.cells[c].device is None)
             reclaimed.add(HOST, c, tree.store.take(victim, c, HOST))
             if c == tree.store.closed and victim.cells[c].empty:
                 self._take_all(victim, self._write_back, reclaimed)
@@ -73,13 +76,14 @@ class TreeVictims:
         return reclaimed
 
     def _take_all(self, top: Node, write_back: WriteBack, reclaimed: Reclaimed) -> None:
-        """The node and all below it are about to go: what they have in host memory is no loss where it is written back."""
+        """The node and all below it are about to go, from the device too: what they have in host memory is no loss where it is
+        written back."""
         store, doomed = self._tree.store, [top]
         for node in doomed:
             doomed += (node.children or {}).values()
             for other, cell in enumerate(node.cells):
                 if cell.host is not None:
-                    write_back(node, other)
+                    write_back(node, other, True)
                     reclaimed.add(HOST, other, store.take(node, other, HOST))
 
 
@@ -99,7 +103,7 @@ class HostTier:
         tree: RadixTree,
         counters: CacheCounters,
         write_back: WriteBack | None = None,
-        landed: WriteBack | None = None,
+        landed: Landed | None = None,
     ) -> None:
         self._tree = tree
         self._counters = counters

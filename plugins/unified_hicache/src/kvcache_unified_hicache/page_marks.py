@@ -52,4 +52,6 @@ class PageMarks(StoredMarks):
 
     def absent(self, first: int, n: int) -> list[int]:
         """Places among them of which the storage has nothing and will get nothing."""
+        if not self._marks.count(ABSENT, first, first + n):
+            return []  # nearly always: every insert asks for its whole path
         return [place for place in range(first, first + n) if self._marks[place] == ABSENT]
