@@ -6,7 +6,7 @@ The ledger is the allocators' own journal, the content is read from device memor
 """
 
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import final
 
 import numpy as np
@@ -183,7 +183,7 @@ class CheckedCache:
             for index in adopted:
                 self.request_owned[name].remove(index)
                 self.model.put(name, extra_key, tokens[: offered[index] * TOKEN_BYTES], index)
-        self._freed.learn_insert({name: offered.keys() for name, offered in ends.items()}, locked, self.waiting)
+        self._freed.learn("insert", locked, self.waiting, offered={name: offered.keys() for name, offered in ends.items()})
         if self._simulator is not None:
             self._simulator.use(extra_key, tokens, result.length)
         return result
@@ -198,7 +198,7 @@ class CheckedCache:
             order = set(self._simulator.evict(max(n, 0), {resident[index] for index in locked[component]}))
         self.forget_journals()
         freed = self.cache.evict(component, n)
-        gone = self.learn("evict", locked)
+        gone = self.learn("evict", locked, asked={component})
         require(len(gone[component]) == freed, f"evict says {freed} were freed, the allocator got {len(gone[component])}")
         require(freed == expected, f"evict({n}) freed {freed}, {expected} were to be had")
         if order is not None:
@@ -260,9 +260,17 @@ class CheckedCache:
         exact = self.host.geometries[component].prefix_closed or not (self.held | self.waiting)
         require(size.protected == locked if exact else size.protected >= locked, f"locks cover {locked}, the size {about}")
 
-    def learn(self, call: str, locked: Mapping[str, set[int]], *, forgets: bool = False) -> dict[str, list[PageKey]]:
+    def learn(
+        self,
+        call: str,
+        locked: Mapping[str, set[int]],
+        *,
+        asked: Collection[str] = (),
+        allocates: bool = False,
+        forgets: bool = False,
+    ) -> dict[str, list[PageKey]]:
         """`FreedPages.learn`."""
-        return self._freed.learn(call, locked, self.waiting, forgets=forgets)
+        return self._freed.learn(call, locked, self.waiting, asked=asked, allocates=allocates, forgets=forgets)
 
     def forget_journals(self) -> None:
         """Before a call that `learn` is asked about afterwards."""

@@ -3,15 +3,17 @@
 It keeps the model and the host tier's ledger up to date; it knows no method of a cache.
 """
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import final
 
 from kvcache_conformance.checks import check_destinations
 from kvcache_conformance.claims import Held, require
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.pool_model import Journal
-from kvcache_conformance.reference_model import PageKey, PrefixModel
+from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
 from kvcache_conformance.tier_ledger import TierLedger
+
+NOTHING_OFFERED: Mapping[str, Collection[int]] = {}
 
 
 @final
@@ -32,38 +34,27 @@ class FreedPages:
         """Whether any page was allocated or freed since."""
         return any(journal.taken or journal.freed for journal in self._journals().values())
 
-    def learn_insert(
-        self, offered: Mapping[str, Collection[int]], locked: Mapping[str, set[int]], waiting: Collection[Held]
-    ) -> None:
-        """After an insert, what it adopted noted: it takes no page and frees none of a caller's. To make room in host memory for
-        the copies it starts, it may free its own, and then nothing but what can no longer be used: its prefix left that memory.
-        """
-        journals = self._journals()
-        for name, journal in journals.items():
-            require(not journal.taken, f"insert allocated pages of {name!r}")
-            callers = [index for index in journal.freed if index in offered.get(name, ())]
-            require(not callers, f"insert freed pages {callers} of {name!r}: the cache never frees a caller's index")
-        gone = self._learn("insert", journals, locked, waiting, False)
-        for name, keys in gone.items():
-            useless = self._ledger is not None and all(self._ledger.lost_its_prefix(key, self._model) for key in keys)
-            require(useless or not keys, f"insert freed pages of {name!r} of its own that could still be used")
-
     def learn(
-        self, call: str, locked: Mapping[str, set[int]], waiting: Collection[Held], *, forgets: bool = False
-    ) -> dict[str, list[PageKey]]:
-        """After a call that may free: the pages the cache lost, by component. `locked`: what it could not take; `waiting`: the
-        locks of loads under way; `forgets`: the call was to forget everything."""
-        return self._learn(call, self._journals(), locked, waiting, forgets)
-
-    def _learn(
         self,
         call: str,
-        journals: Mapping[str, Journal],
         locked: Mapping[str, set[int]],
         waiting: Collection[Held],
-        forgets: bool,
+        *,
+        asked: Collection[str] = (),
+        allocates: bool = False,
+        offered: Mapping[str, Collection[int]] = NOTHING_OFFERED,
+        forgets: bool = False,
     ) -> dict[str, list[PageKey]]:
+        """After a call: the pages the cache lost, by component. `locked`: what it could not take; `waiting`: the locks of loads
+        under way; `asked`: components of which it was to make room on the device; `allocates`: it may take pages, and make
+        room for them; `offered`: what callers owned before; `forgets`: the call was to forget everything."""
+        journals = self._journals()
+        for name, pages in offered.items():
+            callers = [index for index in journals[name].freed if index in pages]
+            require(not callers, f"{call} freed pages {callers} of {name!r}: the cache never frees a caller's index")
         freed = {name: set(journal.freed) for name, journal in journals.items()}
+        taken = {name for name, journal in journals.items() if journal.taken}
+        require(allocates or not taken, f"{call} allocated pages of {taken}")
         coming = self._coming(call, journals)
         gone: dict[str, list[PageKey]] = {}
         for name, journal in journals.items():
@@ -75,19 +66,42 @@ class FreedPages:
                 require(index not in locked[name], f"{call} freed page {index} of {name!r}, which is locked")
             gone[name] = [self._model.drop(name, index) for index in owned]
         self.losses += any(gone.values())
+        lost = {(name, key) for name, keys in gone.items() for key in keys}
         if self._ledger is not None:
-            self._ledger.land(self._model, freed, waiting)
+            lost |= self._ledger.land(self._model, freed, waiting) | self._ledger.in_host()
             self.losses += self._ledger.observe(call, self._model, forgets=forgets)
+            lost -= self._ledger.in_host() | self._ledger.on_its_way()
+            lost -= {(name, key) for name in gone for key in self._model.resident(name).values()}
+        if not forgets:
+            self._judge(call, gone, {*asked, *taken}, lost)
         return gone
+
+    def _judge(
+        self, call: str, gone: Mapping[str, Sequence[PageKey]], asked: Collection[str], lost: Collection[tuple[str, PageKey]]
+    ) -> None:
+        """Whether pages could go that the call had not to make room of. What it lost of a prefix_closed component, from both
+        tiers, takes along all that stands on it; what it freed of one alone goes with the others of the same place. `lost`: what
+        is in no tier any more and was in one, or on its way there, before the call."""
+        closed = [name for name, geometry in self._model.geometries.items() if geometry.prefix_closed]
+        page = self._model.page_size * TOKEN_BYTES
+        for name, keys in gone.items():
+            if name in asked:
+                continue
+            require(not keys or name not in closed, f"{call} freed pages of {name!r}, of which it was to free none")
+            for extra_key, prefix in keys:
+                beside = any((extra_key, prefix) in gone[each] for each in closed)
+                starts = [(extra_key, prefix[:end]) for end in range(page, len(prefix) + 1, page)]
+                based = any((each, start) in lost for each in closed for start in starts)
+                require(beside or based, f"{call} freed a page of {name!r} that could still be used")
+                if self._ledger is not None and not beside:
+                    self._ledger.events[f"{call} freed what lost its prefix"] += 1
 
     def _coming(self, call: str, journals: Mapping[str, Journal]) -> dict[str, set[int]]:
         """Destinations of loads, which a call may take and give back without the cache ever having them."""
-        ledger = self._ledger
-        if ledger is None:
-            require(not any(journal.taken for journal in journals.values()), f"{call} allocated")
+        if self._ledger is None:
             return {name: set() for name in journals}
-        ended = ledger.ended_loads()
-        check_destinations(call, ledger.note_started(self._model), journals)
+        ended = self._ledger.ended_loads()
+        check_destinations(call, self._ledger.note_started(self._model), journals)
         return ended
 
     def _journals(self) -> dict[str, Journal]:

@@ -87,16 +87,13 @@ class TierLedger:
                 ended[copy.component].update(copy.device)
         return ended
 
-    def lost_its_prefix(self, key: PageKey, model: PrefixModel) -> bool:
-        """Whether a page of the prefix that ends with `key` is in no tier, for a component that needs it from the start."""
-        extra_key, prefix = key
-        ends = self.ends(extra_key, prefix)
-        return any(
-            end not in ends[name] and model.index_at(name, extra_key, prefix, end) is None
-            for name, geometry in model.geometries.items()
-            if geometry.prefix_closed
-            for end in model.needed_ends(name, len(prefix) // TOKEN_BYTES)
-        )
+    def in_host(self) -> set[tuple[str, PageKey]]:
+        """What host memory has, by component."""
+        return {(name, key) for name, resident in self.claims.resident.items() for key in resident}
+
+    def on_its_way(self) -> set[tuple[str, PageKey]]:
+        """What copies under way bring into host memory."""
+        return {(name, key) for name, copying in self.claims.copying.items() for key in copying}
 
     def note_started(self, model: PrefixModel) -> list[ScriptedCopy]:
         """Find out what the copies submitted in the last call carry. Before its losses are noted."""
@@ -114,9 +111,12 @@ class TierLedger:
             self.events[f"{copy.direction} started"] += 1
         return started
 
-    def land(self, model: PrefixModel, freed: Mapping[str, Collection[int]], waiting: Collection[Held]) -> None:
+    def land(
+        self, model: PrefixModel, freed: Mapping[str, Collection[int]], waiting: Collection[Held]
+    ) -> set[tuple[str, PageKey]]:
         """Loads that ended in the last call: each page is the cache's now, or was freed for a reason. `waiting`: the locks of
-        tickets that still wait."""
+        tickets that still wait. Returns what copies to the host that ended carried, however they ended."""
+        written: set[tuple[str, PageKey]] = set()
         locked = {
             (name, (held.extra_key, held.tokens[: end * TOKEN_BYTES]))
             for held in waiting
@@ -127,6 +127,7 @@ class TierLedger:
             self.events["cancelled" if copy.cancelled else f"{copy.direction} {'ok' if copy.ok else 'failed'}"] += 1
             keys = self._keys[copy]
             if copy.direction == "write":
+                written.update((copy.component, key) for key in keys)
                 continue
             name = copy.component
             page = model.page_size * TOKEN_BYTES
@@ -142,6 +143,7 @@ class TierLedger:
                 useless = not copy.ok or known or not above or (name, (extra_key, prefix)) not in locked
                 require(useless, f"a load of {name!r} ended well and its page {index} was thrown away")
                 self.events["late load thrown away"] += copy.ok
+        return written
 
     def observe(self, call: str, model: PrefixModel, *, forgets: bool = False) -> bool:
         """After a call, device memory already noted: look at the host's side. `forgets`: the call was to forget everything.
@@ -161,8 +163,7 @@ class TierLedger:
                     brought, f"{call}: {name!r} to {len(key[1]) // TOKEN_BYTES} is claimed in slot {slot}, no copy brought it"
                 )
         known = {(name, key) for name in self.claims.resident for key in model.resident(name).values()}
-        known |= {(name, key) for name, resident in self.claims.resident.items() for key in resident}
-        known |= {(name, key) for name, copying in self.claims.copying.items() for key in copying}
+        known |= self.in_host() | self.on_its_way()
         lost, self._known = self._known - known, known
         if self._stored is not None:
             holds = self._stored.script.holds

@@ -63,19 +63,14 @@ class TieredWorld:
         device_len = model.longest_usable(match.extra_key, match.tokens)
         in_host = self.ledger.ends(match.extra_key, match.tokens)
         host_len = model.longest_usable(match.extra_key, match.tokens, in_host)
-        joined: list[ScriptedCopy] = []
         expected = self._expected(match, device_len, min(host_len, match.result.host_len)) if self._only_full else None
-        for name in names:
-            for end in model.needed_ends(name, match.result.host_len):
-                key = (match.extra_key, match.tokens[: end * TOKEN_BYTES])
-                joined += [copy for copy in self.ledger.loading(name, key) if copy not in joined]
         locked = {name: checked.locked(name) | self._on_path(name, match) for name in names}
         certain = not stale and match.result.host_len > device_len and self._has_room(match)
         checked.forget_journals()
         before = len(self.script.pending["load"])
         answer = self.cache.load(match.result)
         own = list(self.script.pending["load"])[before:]
-        checked.learn("load", locked)
+        checked.learn("load", locked, allocates=True)
         if isinstance(answer, Refused):
             require(not own, f"a load was refused ({answer.name}) and yet copies")
             require(not certain, f"load gave {answer.name}, and there is room for all components")
@@ -95,7 +90,7 @@ class TieredWorld:
         if expected is not None and not stale:
             require(lock.length == expected, f"a load of {lock.length} tokens where {expected} are to be had")
         require(not certain or lock.length == match.result.host_len, f"a load of {lock.length} tokens, and there is room for all")
-        load = Load(answer, held, own, [copy for copy in joined if self._concerns(copy, held)])
+        load = Load(answer, held, own, [copy for copy in self._carrying(held) if copy not in own])
         require(bool(load.copies), "a ticket that waits for nothing")
         self.loads.add(load)
         self.ledger.events["loads"] += 1
@@ -283,12 +278,13 @@ class TieredWorld:
         ends = model.needed_ends(component, match.result.host_len)
         return {i for end in ends if (i := model.index_at(component, match.extra_key, match.tokens, end)) is not None}
 
-    def _concerns(self, copy: ScriptedCopy, held: Held) -> bool:
-        model = self.checked.model
-        return any(
-            copy in self.ledger.loading(copy.component, (held.extra_key, held.tokens[: end * TOKEN_BYTES]))
-            for end in model.needed_ends(copy.component, held.length)
-        )
+    def _carrying(self, held: Held) -> list[ScriptedCopy]:
+        """Loads under way that bring what a lock covers."""
+        copies: dict[ScriptedCopy, None] = {}
+        for name in self.host.geometries:
+            for end in self.checked.model.needed_ends(name, held.length):
+                copies |= dict.fromkeys(self.ledger.loading(name, (held.extra_key, held.tokens[: end * TOKEN_BYTES])))
+        return list(copies)
 
     def _check_ticket(self, load: Load) -> None:
         ticket, held = load.ticket, load.held
