@@ -142,7 +142,7 @@ class TestFaultsOfAccounts(PlantedFaultTests):
         Fault(
             "L1: a load that ended still owns its pages",
             test_every_page_is_counted_once_in_every_state,
-            Replacement(Loads, "_commit", "self.in_flight[c] -= len(operation.destination)", "pass"),
+            Replacement(Loads, "_end", "self.in_flight[operation.c] -= len(operation.destination)", "pass"),
         ),
         Fault(
             "L9: an eviction never gives up",

@@ -176,7 +176,11 @@ class UnifiedRadixCache(BasePrefixCache):
             lock = tree.lock(match, length, host=True)
             if lock is None:
                 return Refused.STALE
-        waits_for = planning.start(lock)
+        try:
+            waits_for = planning.start(lock, self._agree)
+        except BaseException:
+            tree.unlock(lock)
+            raise
         if waits_for is None:
             tree.unlock(lock)
             return Refused.NO_ROOM
@@ -184,7 +188,7 @@ class UnifiedRadixCache(BasePrefixCache):
             tree.unlock(lock)
             return Refused.NOTHING_TO_DO
         self.counters.lookups += 1
-        return LoadTicket(lock, waits_for, host.loads, planning.usable, self.unlock_ref, self._turn)
+        return LoadTicket(lock, waits_for, host.loads, planning.usable, self.unlock_ref, self._turn, self._agree)
 
     def prefetch(self, ids: TokenIds, extra_key: ExtraKey = ()) -> Ticket | Refused:
         """What the storage has of the whole pages of `ids` beyond what memory has, where that is worth it. BUSY passes; what is
@@ -261,9 +265,9 @@ class UnifiedRadixCache(BasePrefixCache):
         if host is not None:
             check_host(tree, host, storage, [self.size(component.name, "host") for component in self._components])
 
-    def _leaves_host(self, node: Node, c: int) -> None:
+    def _leaves_host(self, node: Node, c: int, last: bool) -> None:
         assert self._down is not None
-        self._down.leaves_host(node, c)
+        self._down.leaves_host(node, c, last)
 
     def _landed(self, node: Node, c: int) -> None:
         assert self._down is not None

@@ -53,7 +53,10 @@ class ControllerParts:
 
 @final
 class HiCacheController:
-    """Implements `TransferController`. Belongs to the thread that built it."""
+    """Implements `TransferController`. Belongs to the thread that built it.
+
+    Raises ConfigError when its threads cannot be started.
+    """
 
     def __init__(self, parts: ControllerParts) -> None:
         self._parts = parts
@@ -81,7 +84,12 @@ class HiCacheController:
             if len(evicted):
                 self._parts.evict_callback(component, evicted)
             slots = pool.alloc(n)
-            self._let_go()
+            try:
+                self._let_go()
+            except BaseException:
+                if slots is not None:
+                    pool.free(slots)
+                raise
         return slots
 
     def write(self, host_indices: Indices, device_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
@@ -99,20 +107,29 @@ class HiCacheController:
     def load(self, device_indices: Indices, host_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
         """The content of the host slots as it is now goes to the device pages. The slots may be freed after the call.
 
-        Raises ValueError for different numbers of indices, or a slot without content.
+        Raises ValueError for different numbers of indices, or a slot without content, and what capturing them raises
+        (MemoryError); nothing of the load stays then.
         """
         _check_pairs(host_indices, device_indices)
         captured = self._parts.host_pools[component].get(host_indices)
-        copy = LoadCopy(component, device_indices, captured, self._parts.queue, self._forget, self._parts.agree, on_commit)
+        copy = LoadCopy(component, device_indices, captured, self._parts.queue, self._forget, on_commit)
+        try:
+            copy.advance(self._waiting)
+        except BaseException:
+            # Its pages are somebody else's as soon as the caller hears of it: what is queued must not be written to them.
+            copy.withdraw()
+            raise
         self._bytes += self._size(copy)
         self._loads.append(copy)
-        copy.advance(self._waiting)
         return copy
 
     def poll(self) -> int:
         self._pack()
         for load in self._loads:
-            load.advance(self._waiting)
+            try:
+                load.advance(self._waiting)
+            except Exception as error:
+                load.fail(error)
         for write in self._writes:
             write.advance(self._batches, self._parts.host_pools[write.component])
             if not write.complete:

@@ -9,7 +9,7 @@ from kvcache_core.transfer_queue import QueuedGather, QueuedScatter, TransferQue
 from kvcache_unified_hicache.gathered import GatheredBatches
 from kvcache_unified_hicache.host_pool.base import HostKVPool
 from kvcache_unified_hicache.host_pool.captured import CapturedPages
-from kvcache_unified_hicache.transfer import Agree, OnCommit, Transfer
+from kvcache_unified_hicache.transfer import OnCommit, Transfer
 from kvcache_unified_hicache.waiting import Waiting
 from kvcache_unified_hicache.workers import Job
 
@@ -35,6 +35,10 @@ class WriteCopy(Transfer):
     @property
     def ok(self) -> bool:
         return self.complete and self.error is None
+
+    @property
+    def dispatched(self) -> bool:
+        return self._queued.dispatched
 
     @property
     def pages(self) -> Any:
@@ -78,7 +82,6 @@ class LoadCopy(Transfer):
         captured: CapturedPages,
         queue: TransferQueue,
         forget: Callable[["LoadCopy"], None],
-        agree: Agree,
         on_commit: OnCommit,
     ) -> None:
         self.component = component
@@ -87,7 +90,6 @@ class LoadCopy(Transfer):
         self._captured: CapturedPages | None = captured
         self._queue = queue
         self._forget = forget
-        self._agree = agree
         self._on_commit = on_commit
         self._job: Job | None = None
         self._scatters: list[QueuedScatter] = []
@@ -96,6 +98,10 @@ class LoadCopy(Transfer):
     @property
     def done(self) -> bool:
         return self._done
+
+    @property
+    def dispatched(self) -> bool:
+        return any(op.dispatched for op in self._scatters)
 
     @property
     def complete(self) -> bool:
@@ -111,11 +117,7 @@ class LoadCopy(Transfer):
         return perf_counter() - min(op.dispatched_at for op in self._scatters)
 
     def cancel(self) -> bool:
-        if self._done:
-            return False
-        # When a source was assembled differs between ranks, and so may what was dispatched: they drop it together or not at all.
-        [early] = self._agree([int(not any(op.dispatched for op in self._scatters))])
-        if not early:
+        if self._done or self.dispatched:
             return False
         self.withdraw()
         self._forget(self)
@@ -128,8 +130,16 @@ class LoadCopy(Transfer):
             op.cancelled = True
         self._captured = None
 
+    def fail(self, error: Exception) -> None:
+        """It could not go on: it ends as failed, in its turn, and nothing of it is written."""
+        self.withdraw()
+        self.error = error
+
     def advance(self, waiting: Waiting) -> None:
-        """Queue the scatters as soon as the source lies in batches, which a worker assembles where need be; never blocks."""
+        """Queue the scatters as soon as the source lies in batches, which a worker assembles where need be; never blocks.
+
+        May raise with some of them queued: `withdraw` or `fail` then.
+        """
         captured = self._captured
         if captured is None or self.error is not None:
             return

@@ -16,6 +16,7 @@ from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.loads import Loading, Loads
 from kvcache_unified_hicache.requests import HookRequests
+from kvcache_unified_hicache.transfer import Agree
 
 log = logging.getLogger(__name__)
 
@@ -67,18 +68,46 @@ class LoadPlanning:
         nodes, _ = self._loads.needs(end, length, c)
         return sum(len(node.cells[c].host or b"") for node in nodes) // INDEX_BYTES
 
-    def start(self, lock: TreeLock) -> list[Loading] | None:
-        """Allocate and start what the lock needs; None, with nothing started, when a component has no room after all."""
-        assert lock.node is not None
+    def start(self, lock: TreeLock, agree: Agree) -> list[Loading] | None:
+        """Allocate and start what the lock needs, on all ranks or on none. None, with nothing started and nothing taken: a
+        component has no room after all, or a source cannot be captured, here or on another rank.
+
+        Asks the other ranks once. Raises what an eviction raises, with nothing taken.
+        """
         waits_for: dict[Loading, None] = {}
+        own: list[Loading] = []
+        pages = self._pages_for(lock)
+        started = pages is not None and self._start_each(lock, pages, waits_for, own)
+        [everywhere] = agree([int(started)])
+        if everywhere:
+            return list(waits_for)
+        for loading in own:
+            self._loads.withdraw(loading)
+        return None
+
+    def _pages_for(self, lock: TreeLock) -> list[Indices] | None:
+        """Device pages for what is missing, by component; None, with nothing taken, when there is no room for all."""
+        assert lock.node is not None
         pages: list[Indices] = []
-        for c in range(len(self._components)):
-            indices = self._alloc(c, self._units(lock.node, lock.length, c))
-            if indices is None:
-                for taken, got in enumerate(pages):
-                    self._freeing.pages(taken, got)
-                return None
-            pages.append(indices)
+        try:
+            for c in range(len(self._components)):
+                indices = self._alloc(c, self._units(lock.node, lock.length, c))
+                if indices is None:
+                    break
+                pages.append(indices)
+            else:
+                return pages
+        except BaseException:
+            self._free(pages)
+            raise
+        self._free(pages)
+        return None
+
+    def _start_each(self, lock: TreeLock, pages: Sequence[Indices], waits_for: dict[Loading, None], own: list[Loading]) -> bool:
+        """One load for each component that lacks something, into `pages`; what is not needed of them is freed. `waits_for` gets
+        all that has to end, `own` what was started here. False when one of them cannot be started: no later one is then."""
+        assert lock.node is not None
+        whole = True
         for c, (component, indices) in enumerate(zip(self._components, pages, strict=True)):
             # Only now: what the allocations evicted may have cut these nodes, and left less of a window to bring.
             nodes, joined = self._loads.needs(lock.node, lock.length, c)
@@ -90,17 +119,24 @@ class LoadPlanning:
                 at += n
             self._freeing.pages(c, indices[at:])
             requests = self._requests[c].take_loads()
-            if not requests:
-                continue
-            try:
-                waits_for[self._loads.start(c, requests)] = None
-            except Exception:
-                # What was started ends on its own; a load that cannot read its source is computed instead.
-                log.warning("a load of %r from host memory cannot be started", component.name, exc_info=True)
-                for later in range(c + 1, len(pages)):
-                    self._freeing.pages(later, pages[later])
-                return None
-        return list(waits_for)
+            if whole and requests:
+                try:
+                    loading = self._loads.start(c, requests)
+                    waits_for[loading] = None
+                    own.append(loading)
+                    continue
+                except Exception:
+                    # No fault of L2 ends a request: what cannot be had is computed.
+                    log.warning("a load of %r from host memory cannot be started", component.name, exc_info=True)
+                    whole = False
+            for request in requests:
+                # In the portions in which another rank withdraws its load: what is allocated next is the same on all ranks.
+                self._freeing.pages(c, request.indices)
+        return whole
+
+    def _free(self, pages: Sequence[Indices]) -> None:
+        for c, indices in enumerate(pages):
+            self._freeing.pages(c, indices)
 
     def _alloc(self, c: int, n: int) -> Indices | None:
         if not n:

@@ -17,7 +17,7 @@ from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, NodeStore
 from kvcache_unified_hicache.operation import Operation
 from kvcache_unified_hicache.requests import LoadRequest
-from kvcache_unified_hicache.transfer import Transfer, TransferController
+from kvcache_unified_hicache.transfer import Agree, Transfer, TransferController
 
 
 @final
@@ -80,7 +80,8 @@ class Loads:
     def start(self, c: int, requests: Sequence[LoadRequest]) -> Loading:
         """Load the host data of `requests` (from the root downwards) into the pages they name, as one transfer.
 
-        Raises what the controller raises when the source cannot be captured; the pages are free then.
+        Raises what the controller raises when the source cannot be captured; nothing is under way then, and the pages are the
+        caller's.
         """
         geometry, page = self._store.geometries[c], self._store.page_size
         sources: list[bytes] = []
@@ -88,33 +89,50 @@ class Loads:
             host = node.cells[c].host
             assert host is not None, "a locked host node keeps its data"
             sources.append(host)
+        source = np.frombuffer(b"".join(sources), np.int32)
+        destination = np.concatenate([indices for _, indices in requests])
         operations = [Operation(node, c, geometry, page, indices) for node, indices in requests]
         loading = Loading(operations)
-        destination = np.concatenate([indices for _, indices in requests])
         self.in_flight[c] += len(destination)
         self.running.update(operations)
         self._by_operation.update(dict.fromkeys(operations, loading))
-        source = np.frombuffer(b"".join(sources), np.int32)
         try:
             loading.transfer = self._controller.load(destination, source, geometry.name, lambda ok: self._commit(loading, ok))
         except BaseException:
-            self._commit(loading, False)
+            for operation in operations:
+                self._end(operation)
+                # Nothing else becomes of the nodes: they are locked, and keep what they have in the host.
+                for _ in operation.finish():
+                    pass
             raise
         return loading
 
-    def leave(self, loading: Loading) -> None:
+    def withdraw(self, loading: Loading) -> None:
+        """Drop what was started in the same step, before anything could be dispatched; its pages are free then. For a load that
+        another rank could not start: every rank drops what it has of it, so nobody is asked."""
+        assert loading.transfer is not None
+        dropped = loading.transfer.cancel()
+        assert dropped, "nothing is dispatched while a load is planned"
+
+    def leave(self, loading: Loading, agree: Agree) -> None:
         """A ticket lost interest. What nobody waits for and was not dispatched is dropped, and its destination freed."""
         loading.interest -= 1
         if not loading.interest and not loading.done and loading.transfer is not None:
-            loading.transfer.cancel()
+            # When a source was assembled differs between ranks, and so may what was dispatched: all drop it, or none.
+            [early] = agree([int(not loading.transfer.dispatched)])
+            if early:
+                loading.transfer.cancel()
+
+    def _end(self, operation: Operation) -> None:
+        self.running.remove(operation)
+        del self._by_operation[operation]
+        self.in_flight[operation.c] -= len(operation.destination)
 
     def _commit(self, loading: Loading, ok: bool) -> None:
         store, reclaimed = self._store, Reclaimed()
         for operation in loading.operations:
             c = operation.c
-            self.running.remove(operation)
-            del self._by_operation[operation]
-            self.in_flight[c] -= len(operation.destination)
+            self._end(operation)
             landed: list[slice] = []
             for node, cell, part in operation.finish():
                 assert node.parent is not None

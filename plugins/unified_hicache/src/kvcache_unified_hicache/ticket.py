@@ -7,6 +7,7 @@ from typing import final
 from kvcache_core.contracts.locks import Lock, Ticket
 from kvcache_core.errors import LockError
 from kvcache_unified_hicache.loads import Loading, Loads
+from kvcache_unified_hicache.transfer import Agree
 
 _PAUSE = 0.0002
 """Seconds between two looks while waiting."""
@@ -14,7 +15,8 @@ _PAUSE = 0.0002
 
 @final
 class LoadTicket(Ticket):
-    """`usable(lock)`: whether all that the lock covers is on the device now. `turn`: one idle step, dispatch and poll."""
+    """`usable(lock)`: whether all that the lock covers is on the device now. `turn`: one idle step, dispatch and poll.
+    `agree`: with the other ranks, whose tickets are cancelled with this one."""
 
     def __init__(
         self,
@@ -24,6 +26,7 @@ class LoadTicket(Ticket):
         usable: Callable[[Lock], bool],
         unlock: Callable[[Lock], None],
         turn: Callable[[], None],
+        agree: Agree,
     ) -> None:
         self._lock = lock
         self._waits_for = tuple(waits_for)
@@ -31,6 +34,7 @@ class LoadTicket(Ticket):
         self._usable = usable
         self._unlock = unlock
         self._turn = turn
+        self._agree = agree
         self._cancelled = False
         for loading in waits_for:
             loading.interest += 1
@@ -64,4 +68,4 @@ class LoadTicket(Ticket):
         self._unlock(self._lock)
         self._cancelled = True
         for loading in self._waits_for:
-            self._loads.leave(loading)
+            self._loads.leave(loading, self._agree)

@@ -24,9 +24,17 @@ class Transfer(ABC):
     def done(self) -> bool:
         """Committed: `on_commit` was called."""
 
+    @property
+    @abstractmethod
+    def dispatched(self) -> bool:
+        """Whether anything of it was dispatched. Ranks may differ in it: each assembles a load's source at its own pace."""
+
     @abstractmethod
     def cancel(self) -> bool:
-        """Drop a copy that was not dispatched yet; `on_commit(False)` is called then, and True returned. False: too late."""
+        """Drop a copy that was not dispatched yet; `on_commit(False)` is called then, and True returned. False: too late.
+
+        Asks no other rank: whoever calls it knows that all of them do.
+        """
 
 
 class TransferController(Protocol):
@@ -49,7 +57,10 @@ class TransferController(Protocol):
         ...
 
     def load(self, device_indices: Indices, host_indices: Indices, component: str, on_commit: OnCommit) -> Transfer:
-        """Copy host slots to device pages, one to one by position (L2 -> L1). The slots may be freed after the call."""
+        """Copy host slots to device pages, one to one by position (L2 -> L1). The slots may be freed after the call.
+
+        Raises when the source cannot be captured; nothing of the load stays then, and `on_commit` is never called.
+        """
         ...
 
     def poll(self) -> int:

@@ -11,6 +11,7 @@ from typing import Any, Literal, final
 
 import jax
 
+from kvcache_core.errors import ConfigError
 from kvcache_unified_hicache.workers import Job, Workers
 
 THREADS = 2
@@ -18,7 +19,7 @@ THREADS = 2
 
 
 class Waiting(ABC):
-    """Makes jobs. `close` ends every thread."""
+    """Makes jobs. Its threads run from the start; `close` ends every one."""
 
     @abstractmethod
     def wait_for(self, pages: Any, one: jax.Array) -> Job:
@@ -33,7 +34,15 @@ class Waiting(ABC):
 
 
 def make_waiting(async_impl: Literal["future", "threadpool"]) -> Waiting:
-    return Blocking() if async_impl == "threadpool" else Looking()
+    """Raises ConfigError when the system gives no threads for it: at start, because in a step it would be a request's end."""
+    try:
+        return Blocking() if async_impl == "threadpool" else Looking()
+    except RuntimeError as error:
+        raise ConfigError(
+            f"copies between L1 and L2 need threads of their own ({THREADS} with threadpool, 1 with future), and the system "
+            f"gives no more: {error}; raise the limit of this user or container (ulimit -u, pids.max), or end other threads",
+            path=("hicache", "async_impl"),
+        ) from error
 
 
 @final

@@ -67,19 +67,27 @@ class WorkerJob(Job):
 
 @final
 class Workers:
-    """`n` threads, started with the first job. `close` ends them; so does dropping the object."""
+    """`n` threads, from the start: a job that comes later finds them, whatever the system still gives then. `close` ends them; so
+    does dropping the object.
+
+    Raises RuntimeError when the system gives no more threads; none of them is left then.
+    """
 
     def __init__(self, n: int) -> None:
-        self._n = n
         self._jobs: SimpleQueue[WorkerJob | None] = SimpleQueue()
         self._threads: list[threading.Thread] = []
         self._closed = threading.Event()
+        try:
+            for number in range(n):
+                self._start(f"kvcache-hicache-{number}")
+        except BaseException:
+            self.close()
+            raise
+        weakref.finalize(self, _stop, self._jobs, n)
 
     def run(self, work: Callable[[], object]) -> WorkerJob:
         """Have a thread do `work`, after what was given before. After `close` it is never done."""
         job = WorkerJob(work)
-        if not self._threads and not self._closed.is_set():
-            self._start()
         self._jobs.put(job)
         return job
 
@@ -91,14 +99,11 @@ class Workers:
         for thread in self._threads:
             thread.join()
 
-    def _start(self) -> None:
-        for number in range(self._n):
-            # A daemon: a program that ends without closing its cache must end all the same.
-            name = f"kvcache-hicache-{number}"
-            thread = threading.Thread(target=_work, args=(self._jobs, self._closed), name=name, daemon=True)
-            thread.start()
-            self._threads.append(thread)
-        weakref.finalize(self, _stop, self._jobs, self._n)
+    def _start(self, name: str) -> None:
+        # A daemon: a program that ends without closing its cache must end all the same.
+        thread = threading.Thread(target=_work, args=(self._jobs, self._closed), name=name, daemon=True)
+        thread.start()
+        self._threads.append(thread)
 
 
 def _work(jobs: "SimpleQueue[WorkerJob | None]", closed: threading.Event) -> None:

@@ -49,19 +49,14 @@ def test_a_load_that_failed_on_one_rank_has_failed_on_all(two_ranks, other, page
     assert rig.committed == [("l", False)]
 
 
-def test_a_load_is_withdrawn_on_all_ranks_or_on_none(two_ranks, other, page):
-    """On the other rank its scatter was dispatched already: it was assembled sooner there."""
+def test_withdrawing_asks_nobody(two_ranks, other, page):
+    """Whoever withdraws has agreed on it: with a load that another rank does not even have, there is nobody to ask."""
     rig = two_ranks
-    slots = rig.stored(1, 2)
-    load = rig.load([5], slots[:1])
-    other.refusal = [0]
-    assert not load.cancel()
-    assert rig.committed == []
-    rig.settle(load)
-    assert rig.committed == [("l", True)]
-    second = rig.load([6], slots[1:])
-    assert second.cancel()
-    assert rig.committed == [("l", True), ("l", False)]
+    load = rig.load([5], rig.stored(1))
+    asked = len(other.asked)
+    assert load.cancel()
+    assert len(other.asked) == asked
+    assert rig.committed == [("l", False)]
 
 
 def test_nothing_is_asked_where_nothing_is_under_way(two_ranks, other):
