@@ -9,14 +9,21 @@ import numpy as np
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
-from kvcache_conformance.component_scenarios import given, lengths, of_state, of_window, sizes_of, windows_and_states
+from kvcache_conformance.component_scenarios import (
+    given,
+    lengths,
+    of_state,
+    of_window,
+    on_the_host_alone,
+    sizes_of,
+    windows_and_states,
+)
 from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_conformance.tiered_world import Load
 from kvcache_core.contracts.locks import Refused
-from kvcache_core.contracts.results import Segment
 from kvcache_radix import store as store_module
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.cache import UnifiedRadixCache
@@ -28,17 +35,14 @@ HOST = 6
 """Pages in L2: three prompts of two."""
 
 
-def on_the_host_alone(tiered, component, tokens):
-    """A world where `tokens` have their full attention in the host alone and the other component on the device too: of a load,
-    one copy failed."""
-    world = tiered(TierSizes(PAGE, 16, HOST, "insert"), (FULL, component))
-    in_host(world, tokens)
-    world.script.fates.extend([False, True])
-    started = load(world, tokens)
-    world.settle()
-    assert not claim(world, started)
-    device = {name: len(world.checked.model.resident(name)) for name in world.host.geometries}
-    assert not device["full"] and device[component.name]
+FREED = "{} freed what lost its prefix"
+"""Of the kit's counts: device pages that fell with full attention which left the host."""
+
+
+def stranded(tiered, component, backup_on="insert"):
+    """A world with a prompt whose full attention is in the host alone."""
+    world = tiered(TierSizes(PAGE, 16, HOST, backup_on), (FULL, component))
+    on_the_host_alone(world, ids(1, 2))
     return world
 
 
@@ -48,13 +52,15 @@ def on_the_host_alone(tiered, component, tokens):
 @windows_and_states
 def test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims(tiered, component):
     """CONTRACT 4: the device page is the cache's own; nothing can use it any more, so it goes in the same call."""
-    world = on_the_host_alone(tiered, component, ids(1, 2))
+    world = stranded(tiered, component)
     for prompt in (ids(3, 4), ids(5, 6)):
         compute(world, prompt)
         world.settle()
     assert lengths(world, ids(1, 2)) == (0, 8, 8)
     assert not world.cache.counters.dropped
+    assert not world.ledger.events[FREED.format("insert")]
     compute(world, ids(7, 8))
+    assert world.ledger.events[FREED.format("insert")]
     assert lengths(world, ids(1, 2)) == (0, 0, 0)
     assert set(world.cache.counters.dropped) == {"start of the prefix lost"}
     kept = {prefix for _, prefix in world.checked.model.resident(component.name).values()}
@@ -64,9 +70,37 @@ def test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims(tiered, c
 
 
 @windows_and_states
+def test_an_eviction_whose_copies_need_the_host_frees_what_stood_on_its_victims(tiered, component):
+    """The same inside `evict`, which was to make room of full attention, where pages are copied when they leave the device."""
+    world = stranded(tiered, component, "evict")
+    for prompt in (ids(3, 4), ids(5, 6), ids(7, 8)):
+        compute(world, prompt)
+    evict(world)
+    assert world.ledger.events[FREED.format("evict")]
+    assert lengths(world, ids(1, 2)) == (0, 0, 0)
+    world.settle()
+    finish(world)
+
+
+@windows_and_states
+def test_what_stands_in_the_host_stays_on_the_device(tiered, component):
+    """While its full attention is in either tier a page is of use, although nothing can be had from the device alone."""
+    world = stranded(tiered, component)
+    compute(world, ids(3, 4))
+    world.settle()
+    evict(world)
+    assert not world.ledger.events[FREED.format("evict")]
+    started = load(world, ids(1, 2))
+    assert {copy.component for copy in started.own} == {"full"}
+    world.settle()
+    assert claim(world, started)
+    finish(world)
+
+
+@windows_and_states
 def test_what_a_lock_covers_does_not_fall_for_the_room(tiered, component):
     """LK6: the victims are others, and if there is none the copy is skipped."""
-    world = on_the_host_alone(tiered, component, ids(1, 2))
+    world = stranded(tiered, component)
     world.script.hold_back()
     started = load(world, ids(1, 2))
     for prompt in (ids(3, 4), ids(5, 6), ids(7, 8)):
@@ -132,31 +166,16 @@ def test_a_window_that_does_not_fit_is_not_cut(tiered, left):
     finish(world)
 
 
-def frees_on_insert(pick):
-    """A fault: after its work, insert frees what `pick(world's cache, values)` names."""
+def insert_frees_the_callers(monkeypatch):
+    """A page that was offered, and that the cache adopted."""
+    insert = UnifiedRadixCache.insert
 
-    def plant(monkeypatch):
-        insert = UnifiedRadixCache.insert
+    def freeing(self, ids, values, extra_key=()):
+        result = insert(self, ids, values, extra_key)
+        self._freeing.pages(0, values["full"][0].indices[:1])
+        return result
 
-        def freeing(self, ids, values, extra_key=()):
-            result = insert(self, ids, values, extra_key)
-            pick(self, values, result)
-            return result
-
-        monkeypatch.setattr(UnifiedRadixCache, "insert", freeing)
-
-    return plant
-
-
-def the_callers(cache, values, result):
-    """A page that the caller offered."""
-    segment: Segment = values["full"][0]
-    cache._freeing.pages(0, segment.indices[:1])
-
-
-def a_usable_one(cache, values, result):
-    """Its own, and not locked, but somebody could still have used it."""
-    cache._freeing.release(cache._tree.evict("swa", 1))
+    monkeypatch.setattr(UnifiedRadixCache, "insert", freeing)
 
 
 def host_victims_ignore_locks(monkeypatch):
@@ -166,7 +185,21 @@ def host_victims_ignore_locks(monkeypatch):
     monkeypatch.setattr(store_module, "_CANDIDATE", (device, (lambda node, cell: cell.host is not None,) * 2))
 
 
+def evicts_besides(monkeypatch):
+    """After an eviction on the device the oldest window goes too."""
+    evict_from = UnifiedRadixCache.evict
+
+    def freeing(self, component, n, tier="device"):
+        freed = evict_from(self, component, n, tier)
+        if component == "full" and tier == "device":
+            self._freeing.release(self._tree.evict("swa", 1))
+        return freed
+
+    monkeypatch.setattr(UnifiedRadixCache, "evict", freeing)
+
+
 FALLS = test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims
+STAYS = test_what_stands_in_the_host_stays_on_the_device
 LOCKED = test_what_a_lock_covers_does_not_fall_for_the_room
 WANTED = test_a_load_whose_victims_want_the_slots_it_reads
 
@@ -174,17 +207,17 @@ WANTED = test_a_load_whose_victims_want_the_slots_it_reads
 class TestFaultsOfRoom(PlantedFaultTests):
     faults = (
         Fault(
-            "L6: what stood on a victim keeps its device page",
+            "L1: what stood on a victim keeps its device page, which nobody owns",
             of_state(FALLS),
             Replacement(HostTier, "alloc", "self.freeing.give_up(reclaimed)", "pass"),
         ),
         Fault(
-            "L6: a window that stood on a victim keeps its device pages",
+            "L1: a window that stood on a victim keeps its device pages, which nobody owns",
             of_window(FALLS),
             Replacement(Freeing, "release", "for c in range(len(self._device)):", "for c in range(1):"),
         ),
-        Fault("L7: insert frees what a caller offered", of_window(FALLS), frees_on_insert(the_callers)),
-        Fault("insert evicts from the device", of_window(FALLS), frees_on_insert(a_usable_one)),
+        Fault("O2: insert frees what a caller offered", of_window(FALLS), insert_frees_the_callers),
+        Fault("evict takes the window of a prompt whose full attention is in the host", of_window(STAYS), evicts_besides),
         Fault(
             "a state lost from both tiers is not counted",
             of_state(FALLS),

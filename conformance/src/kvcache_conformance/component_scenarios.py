@@ -13,7 +13,7 @@ import pytest
 from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.geometries import FULL, RECURRENT, SWA
 from kvcache_conformance.request_model import RequestModel
-from kvcache_conformance.scenario_steps import find, ids
+from kvcache_conformance.scenario_steps import claim, find, ids, in_host, load
 from kvcache_conformance.stored_scenarios import prefetch
 from kvcache_conformance.stored_world import Prefetch
 from kvcache_conformance.tier_steps import TierSizes
@@ -96,6 +96,17 @@ def in_chunks(world: TieredWorld, tokens: Sequence[int], n: int = PAGE) -> None:
         request.chunk_done()
     request.finish()
     world.verify()
+
+
+def on_the_host_alone(world: TieredWorld, tokens: Sequence[int]) -> None:
+    """Of a prompt, full attention is in the host alone, and the other component on the device too: of a load, one copy failed."""
+    in_host(world, tokens)
+    world.script.fates.extend([False, True])
+    started = load(world, tokens)
+    world.settle()
+    assert not claim(world, started)
+    full, other = (len(world.checked.model.resident(name)) for name in world.host.geometries)
+    assert other and not full
 
 
 def fetch(world: TieredWorld, tokens: Sequence[int], extra_key: ExtraKey = ()) -> Prefetch:
