@@ -5,7 +5,9 @@ plugin. What a host pool has to be told about a page, and a look into the tree f
 are therefore here.
 """
 
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from threading import Barrier, BrokenBarrierError
 from typing import cast
 
 import jax
@@ -121,6 +123,49 @@ def build_stored(sizes, storage, components=(FULL,), threshold=1, **changes):
     cache = build(host, hicache, script, storage, **changes)
     stored = StoredWorld(cache, storage, persists=sizes.persist_on != "never")
     return TieredWorld(cache, host, script, lambda: claims(cache), stored)
+
+
+class Ranks:
+    """Two that meet at every agreement, and once more at their ends."""
+
+    def __init__(self):
+        self._barrier = Barrier(2, timeout=20.0)
+        self._said = [None, None]
+
+    def _meet(self, rank, values):
+        self._said[rank] = values
+        self._barrier.wait()
+        said = list(self._said)
+        self._barrier.wait()
+        lengths = [None if one is None else len(one) for one in said]
+        assert lengths[0] == lengths[1], f"vectors of different lengths, None for a rank that has ended: {lengths}"
+        return said
+
+    def _agree_of(self, rank):
+        return lambda values: [min(pair) for pair in zip(*self._meet(rank, list(values)), strict=True)]
+
+    def _one(self, rank, work):
+        try:
+            result = work(rank, self._agree_of(rank))
+            self._meet(rank, None)
+        except BaseException:
+            self._barrier.abort()
+            raise
+        return result
+
+    def run(self, work):
+        """`work(rank, agree)` on both. Raises what the first of them raised that was not just left alone by the other."""
+        with ThreadPoolExecutor(2) as threads:
+            both = [threads.submit(self._one, rank, work) for rank in range(2)]
+        errors = [error for one in both if (error := one.exception()) is not None]
+        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
+            raise error
+        return [one.result() for one in both]
+
+
+@pytest.fixture
+def ranks():
+    return Ranks()
 
 
 @pytest.fixture(scope="session")

@@ -1,9 +1,6 @@
 """Two ranks with storages and clocks of their own, each in a thread: they agree on vectors of equal length, equally often, and
 what they do to memory is the same."""
 
-from concurrent.futures import ThreadPoolExecutor
-from threading import Barrier, BrokenBarrierError
-
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
@@ -18,44 +15,6 @@ from kvcache_unified_hicache.leftovers import Leftovers
 SMALL = TierSizes(PAGE, 16, 2, "evict", "evict")
 
 
-class Ranks:
-    """Two that meet at every agreement, and once more at their ends."""
-
-    def __init__(self):
-        self._barrier = Barrier(2, timeout=20.0)
-        self._said = [None, None]
-
-    def _meet(self, rank, values):
-        self._said[rank] = values
-        self._barrier.wait()
-        said = list(self._said)
-        self._barrier.wait()
-        lengths = [None if one is None else len(one) for one in said]
-        assert lengths[0] == lengths[1], f"vectors of different lengths, None for a rank that has ended: {lengths}"
-        return said
-
-    def _agree_of(self, rank):
-        return lambda values: [min(pair) for pair in zip(*self._meet(rank, list(values)), strict=True)]
-
-    def _one(self, rank, work):
-        try:
-            result = work(rank, self._agree_of(rank))
-            self._meet(rank, None)
-        except BaseException:
-            self._barrier.abort()
-            raise
-        return result
-
-    def run(self, work):
-        """`work(rank, agree)` on both. Raises what the first of them raised that was not just left alone by the other."""
-        with ThreadPoolExecutor(2) as threads:
-            both = [threads.submit(self._one, rank, work) for rank in range(2)]
-        errors = [error for one in both if (error := one.exception()) is not None]
-        for error in sorted(errors, key=lambda error: isinstance(error, BrokenBarrierError)):
-            raise error
-        return [one.result() for one in both]
-
-
 def shape(world):
     """Everything that memory claims."""
     world.verify()
@@ -63,7 +22,7 @@ def shape(world):
 
 
 @pytest.mark.parametrize("leaver", [0, 1])
-def test_interest_that_ends_on_one_rank_ends_on_both(stored, leaver):
+def test_interest_that_ends_on_one_rank_ends_on_both(stored, ranks, leaver):
     def work(rank, agree):
         storage = StorageScript()
         compute(first := stored(ROOM, storage), ids(1, 2, 3))
@@ -78,12 +37,12 @@ def test_interest_that_ends_on_one_rank_ends_on_both(stored, leaver):
         assert started.ticket.done and other.ticket.done
         return shape(world), list(storage.fetched)
 
-    one, two = Ranks().run(work)
+    one, two = ranks.run(work)
     assert one == two and not one[1]
 
 
 @pytest.mark.parametrize("trouble", ["refuses", "fails", "slow"])
-def test_copies_for_persist_are_the_same_on_all_ranks(stored, trouble):
+def test_copies_for_persist_are_the_same_on_all_ranks(stored, ranks, trouble):
     def work(rank, agree):
         storage = StorageScript()
         world = stored(SMALL, storage, agree=agree)
@@ -98,7 +57,7 @@ def test_copies_for_persist_are_the_same_on_all_ranks(stored, trouble):
         report = world.persist(0.05 if trouble == "slow" else 20.0)
         return shape(world), report
 
-    (one, report), (two, other) = Ranks().run(work)
+    (one, report), (two, other) = ranks.run(work)
     assert one == two
     assert other.stored >= report.stored
     if trouble == "refuses":
@@ -172,12 +131,12 @@ def test_all_ranks_take_what_the_last_one_has(stored):
     finish(world)
 
 
-def interest_ends_on_one_rank(stored):
-    test_interest_that_ends_on_one_rank_ends_on_both(stored, 0)
+def interest_ends_on_one_rank(stored, ranks):
+    test_interest_that_ends_on_one_rank_ends_on_both(stored, ranks, 0)
 
 
-def one_storage_fails(stored):
-    test_copies_for_persist_are_the_same_on_all_ranks(stored, "fails")
+def one_storage_fails(stored, ranks):
+    test_copies_for_persist_are_the_same_on_all_ranks(stored, ranks, "fails")
 
 
 class TestFaultsOfRanks(PlantedFaultTests):

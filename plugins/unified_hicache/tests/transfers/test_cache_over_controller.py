@@ -49,7 +49,7 @@ def content_of(tokens, end):
 class Host:
     """Serves one request after the other."""
 
-    def __init__(self, jax_pool, gate, **hicache):
+    def __init__(self, jax_pool, gate, agree=list, **hicache):
         self.pool = jax_pool(DEVICE_PAGES)
         pools = {"full": self.pool}
         queue = TransferQueue(pools)
@@ -62,6 +62,7 @@ class Host:
             pools=pools,
             pool_set=self.gate,
             queue=queue,
+            agree=agree,
         )
         config = CacheConfig(cache_type="unified_radix_cache", page_size=PAGE, hicache=HiCacheConfig(**hicache))
         self.cache = build_kv_cache(config, deps)
@@ -232,6 +233,42 @@ def test_an_abort_while_loading_leaves_nothing_behind(make_host):
         host.cache.evict("full", DEVICE_PAGES)
         assert host.allocator.n_free == DEVICE_PAGES
     assert host.serve(tokens) == len(tokens) - PAGE
+
+
+class OtherRank:
+    """Agrees with everything, except that it could not start what it is asked about while `failing`."""
+
+    def __init__(self):
+        self.failing = False
+
+    def __call__(self, values):
+        return [0] if self.failing and list(values) == [1] else list(values)
+
+
+def test_a_load_that_another_rank_could_not_start_is_gone(make_host):
+    """Its pages are free, and what others put there stays; the next load brings everything."""
+    host = make_host(agree=(other := OtherRank()), ratio=4.0, backup_on="insert", persist_on="never")
+    # Two nodes, whose pages come from batches of their own: a worker has to assemble them.
+    tokens = conversation(1, 4)
+    host.serve(tokens[: 4 * PAGE])
+    host.serve(tokens)
+    host.settle()
+    host.cache.evict("full", DEVICE_PAGES)
+    match = host.cache.match_prefix(np.asarray(tokens, np.int32))
+    other.failing = True
+    assert host.cache.load(match) is Refused.NO_ROOM
+    other.failing = False
+    assert host.cache.size("full").in_flight == 0
+    assert host.allocator.n_free == DEVICE_PAGES
+    host.cache.check_integrity({"full": np.empty(0, np.int32)})
+    second = conversation(2, 8)
+    host.serve(second)
+    for _ in range(3):
+        host.gate.idle()
+        assert host.cache.counters.host_loaded_tokens == 0
+    assert host.serve([*second[:-PAGE], 1, 2, 3, 4]) == len(second) - PAGE
+    assert host.serve([*tokens, 1, 2, 3, 4]) == len(tokens)
+    assert host.cache.counters.host_loaded_tokens
 
 
 def test_closing_ends_the_threads_and_only_the_owner_dispatched(make_host):
