@@ -56,7 +56,8 @@ class BasePrefixCache(ABC):
         """Offer the data of `ids` (page aligned). What the cache cannot use is refused in the result, not raised.
 
         A cache with tiers may start copies, and for their room drop what is least recent in host memory. Device data of its own
-        that is of no use without it is freed then; never a caller's index, never anything that a lock covers.
+        that is of no use without it is freed then; never a caller's index, never anything that a lock covers. A match made before
+        may be stale afterwards. `poll`, `prefetch`, `load` and `persist` may free in the same way, with the same consequence.
 
         Raises:
             ValueError: malformed values: misaligned, an unknown component, a gap where none may be. Nothing was taken.

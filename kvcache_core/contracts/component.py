@@ -34,7 +34,14 @@ class TreeComponent(ABC):
 
     @abstractmethod
     def first_needed(self, length: int) -> int:
-        """The first token position whose data must be present to continue from `length`; 0 <= result <= length."""
+        """The first token position whose data must be present to continue from `length`; 0 <= result <= length.
+
+        A tree tries lengths from the longest down and skips those that cannot be usable, on the strength of two rules. The result
+        never decreases with `length`. And it is below `length` for every length above 0, or equal to `length` for every one (a
+        window of the own position alone, which needs nothing of a prefix). A geometry that can go on from some lengths without
+        any data (chunked local attention, where a chunk begins: `length - length % chunk`) asks for the last position there:
+        `min(length - length % chunk, length - 1)`.
+        """
 
     @final
     def write_through(self, node: object) -> None:

@@ -5,6 +5,7 @@ import pytest
 from kvcache_conformance.geometries import FULL, RECURRENT, SWA, geometry_of
 from kvcache_conformance.tree_component_tests import TreeComponentTests
 from kvcache_core.contracts.component import TreeComponent
+from kvcache_core.contracts.model_spec import ComponentSpec
 
 
 class TestFullGeometry(TreeComponentTests):
@@ -34,6 +35,34 @@ class TestStateGeometry(TestFullGeometry):
 
     def needs(self, length, position):
         return position == length - 1
+
+
+class Chunk(TreeComponent):
+    """Attention within chunks of 8 tokens. Where one begins nothing is read, and the position before it is asked for."""
+
+    def first_needed(self, length):
+        return min(length - length % 8, max(0, length - 1))
+
+
+class TestChunkGeometry(TestFullGeometry):
+    spec = ComponentSpec("chunk", window=8)
+    prefix_closed = False
+
+    def make_component(self, tiers):
+        return Chunk("chunk", tiers)
+
+    def needs(self, length, position):
+        return position // 8 == length // 8 or position == length - 1
+
+
+class TestWindowOfOne(TestFullGeometry):
+    """The own position alone."""
+
+    spec = ComponentSpec("swa", window=1)
+    prefix_closed = False
+
+    def needs(self, length, position):
+        return False
 
 
 class Window(TreeComponent):
@@ -79,6 +108,7 @@ WRONG = {
     "test_first_needed_is_the_first_position_that_is_read": lambda tiers: Window("swa", tiers, lambda n: max(0, n - 6)),
     "test_first_needed_lies_within_the_prefix": lambda tiers: Window("swa", tiers, lambda n: n - 5),
     "test_first_needed_never_decreases": lambda tiers: Window("swa", tiers, lambda n: n % 1000),
+    "test_it_needs_something_at_every_length_or_at_none": lambda tiers: Window("swa", tiers, lambda n: n - n % 8),
     "test_first_needed_is_a_plain_number_and_remembers_nothing": lambda tiers: Window("swa", tiers, float),
     "test_prefix_closed_means_that_everything_is_read": lambda tiers: ClosedWindow("swa", tiers),
     "test_at_node_end_means_that_the_last_position_stands_for_all": lambda tiers: EndWindow("swa", tiers),
@@ -90,6 +120,19 @@ def test_a_wrong_component_is_noticed(name):
     getattr(kit_of(lambda tiers: Window("swa", tiers)), name)()
     with pytest.raises(AssertionError):
         getattr(kit_of(WRONG[name]), name)()
+
+
+@pytest.mark.parametrize(
+    "first_needed",
+    [lambda n: n - n % 8, lambda n: n if n < 6 else max(5, n - 5), lambda n: max(0, n - 5) if n < 100 else n],
+    ids=["nothing where a chunk begins", "nothing at first", "nothing in the end"],
+)
+def test_needs_that_come_and_go_are_noticed_by_one_test_alone(first_needed):
+    kit = kit_of(lambda tiers: Window("swa", tiers, first_needed))
+    kit.test_first_needed_lies_within_the_prefix()
+    kit.test_first_needed_never_decreases()
+    with pytest.raises(AssertionError):
+        kit.test_it_needs_something_at_every_length_or_at_none()
 
 
 def test_a_component_with_a_memory_is_noticed():

@@ -8,7 +8,7 @@ from collections import Counter
 
 import pytest
 
-from kvcache_conformance.component_events import component_events
+from kvcache_conformance.component_events import component_events, rare_component_events
 from kvcache_conformance.component_scenarios import SETS
 from kvcache_conformance.geometries import FULL, RECURRENT
 from kvcache_conformance.prefix_cache_machine import not_reached
@@ -72,7 +72,7 @@ def test_long_runs_of_two_tiers(tiered, components, seed):
     """42,000 examples."""
     states_alone = components == (RECURRENT,)
     wanted = [event for event in TIER_EVENTS if not (states_alone and event in ONE_UNIT)]
-    wanted += component_events(names(components))
+    wanted += [*component_events(names(components)), *rare_component_events(names(components))]
     events = run_long(run_tier_machine, lambda sizes: tiered(sizes, components), wanted, seed)
     assert not states_alone or not any(events[event] for event in ONE_UNIT)
 

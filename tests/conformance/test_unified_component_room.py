@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from kvcache_conformance.cache_kit import PAGE
+from kvcache_conformance.component_events import freed_with_its_prefix
 from kvcache_conformance.component_scenarios import (
     given,
     lengths,
@@ -35,10 +36,6 @@ HOST = 6
 """Pages in L2: three prompts of two."""
 
 
-FREED = "{} freed what lost its prefix"
-"""Of the kit's counts: device pages that fell with full attention which left the host."""
-
-
 def stranded(tiered, component, backup_on="insert"):
     """A world with a prompt whose full attention is in the host alone."""
     world = tiered(TierSizes(PAGE, 16, HOST, backup_on), (FULL, component))
@@ -58,9 +55,9 @@ def test_an_insert_that_needs_the_host_frees_what_stood_on_its_victims(tiered, c
         world.settle()
     assert lengths(world, ids(1, 2)) == (0, 8, 8)
     assert not world.cache.counters.dropped
-    assert not world.ledger.events[FREED.format("insert")]
+    assert not world.ledger.events[freed_with_its_prefix("insert")]
     compute(world, ids(7, 8))
-    assert world.ledger.events[FREED.format("insert")]
+    assert world.ledger.events[freed_with_its_prefix("insert")]
     assert lengths(world, ids(1, 2)) == (0, 0, 0)
     assert set(world.cache.counters.dropped) == {"start of the prefix lost"}
     kept = {prefix for _, prefix in world.checked.model.resident(component.name).values()}
@@ -76,7 +73,7 @@ def test_an_eviction_whose_copies_need_the_host_frees_what_stood_on_its_victims(
     for prompt in (ids(3, 4), ids(5, 6), ids(7, 8)):
         compute(world, prompt)
     evict(world)
-    assert world.ledger.events[FREED.format("evict")]
+    assert world.ledger.events[freed_with_its_prefix("evict")]
     assert lengths(world, ids(1, 2)) == (0, 0, 0)
     world.settle()
     finish(world)
@@ -89,7 +86,7 @@ def test_what_stands_in_the_host_stays_on_the_device(tiered, component):
     compute(world, ids(3, 4))
     world.settle()
     evict(world)
-    assert not world.ledger.events[FREED.format("evict")]
+    assert not world.ledger.events[freed_with_its_prefix("evict")]
     started = load(world, ids(1, 2))
     assert {copy.component for copy in started.own} == {"full"}
     world.settle()

@@ -71,6 +71,27 @@ class ComponentSteps(TierSteps):
         if request is not None:
             self.run(request, "finish")
 
+    def lose_what_others_stand_on(self, s: Situation) -> None:
+        """A prefix has its full attention in the host alone, its load having failed there, and the rest on the device too; then
+        others want the host's room until the prefix is gone."""
+        page, script = self.world.host.page_size, self.tiered.script
+        prompt = self.whole(s)[: self.sizes.slots * page]
+        script.fates.clear()
+        self.put_in_host(prompt, s.extra_key)
+        script.fates.append(False)
+        asked = self.ask([*prompt, 1], s.extra_key)
+        script.fates.clear()
+        self.tiered.settle()
+        if isinstance(asked, Waiting):
+            self.abandon(asked)
+        elif asked is not None:
+            self.end_request(asked, "abort")
+        # One page each, so that the device, which is as large at least as half a host, has room for what stands there.
+        for number in range(12):
+            self.serve_here([s.number % 3] * page, (b"more", bytes([number])))
+            self.tiered.settle()
+        self.serve_whole([*prompt, *s.tails[0]][:MAX_TOKENS], s.extra_key)
+
     def look_at(self, prompt: list[int], s: Situation) -> None:
         """Every way the prefix could be asked for."""
         for cut in range(1 + s.number % 3):

@@ -8,6 +8,7 @@ from typing import final
 
 from kvcache_conformance.checks import check_destinations
 from kvcache_conformance.claims import Held, require
+from kvcache_conformance.component_events import freed_with_its_prefix
 from kvcache_conformance.host_model import HostModel
 from kvcache_conformance.pool_model import Journal
 from kvcache_conformance.reference_model import TOKEN_BYTES, PageKey, PrefixModel
@@ -94,7 +95,7 @@ class FreedPages:
                 based = any((each, start) in lost for each in closed for start in starts)
                 require(beside or based, f"{call} freed a page of {name!r} that could still be used")
                 if self._ledger is not None and not beside:
-                    self._ledger.events[f"{call} freed what lost its prefix"] += 1
+                    self._ledger.events[freed_with_its_prefix(call)] += 1
 
     def _coming(self, call: str, journals: Mapping[str, Journal]) -> dict[str, set[int]]:
         """Destinations of loads, which a call may take and give back without the cache ever having them."""

@@ -128,8 +128,10 @@ class TierMachine(CopySteps):
             self.insert_under_a_load,
             self.reset_under_load,
         ]
-        if list(self.world.host.geometries) != ["full"]:
+        if self.names != ["full"]:
             steps += [self.lose_one_component, self.host_loses_one_component, self.fail_one_component]
+        if len(self.names) > 1 and "full" in self.names:
+            steps.append(self.lose_what_others_stand_on)
         steps[kind % len(steps)](s)
 
     # loads

@@ -84,6 +84,11 @@ class TreeComponentTests(ABC):
         found = [component.first_needed(length) for length in range(5000)]
         assert found == sorted(found)
 
+    def test_it_needs_something_at_every_length_or_at_none(self) -> None:
+        """A tree that finds a hole skips all lengths that end in it, and prunes what no length needs."""
+        component = self.make_component(CountingTiers())
+        assert len({component.first_needed(length) < length for length in range(1, 5000)}) == 1
+
     def test_first_needed_is_a_plain_number_and_remembers_nothing(self) -> None:
         component = self.make_component(CountingTiers())
         forth = [component.first_needed(length) for length in LENGTHS]
