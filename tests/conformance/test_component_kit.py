@@ -62,7 +62,7 @@ class TestWindowOfOne(TestFullGeometry):
     prefix_closed = False
 
     def needs(self, length, position):
-        return False
+        return length - position < self.spec.window
 
 
 class Window(TreeComponent):

@@ -186,9 +186,9 @@ def evicts_besides(monkeypatch):
     """After an eviction on the device the oldest window goes too."""
     evict_from = UnifiedRadixCache.evict
 
-    def freeing(self, component, n, tier="device"):
-        freed = evict_from(self, component, n, tier)
-        if component == "full" and tier == "device":
+    def freeing(self, component, n, *tier):
+        freed = evict_from(self, component, n, *tier)
+        if component == "full" and not tier:
             self._freeing.release(self._tree.evict("swa", 1))
         return freed
 
