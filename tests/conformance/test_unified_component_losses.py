@@ -58,11 +58,9 @@ def test_what_lies_behind_a_window_goes_first(tiered, components, tier):
     if tier == "host":
         for spec in components:
             world.checked.evict(spec.name, 16)
-    for _ in range(4):
-        if tier == "device":
-            assert world.checked.evict("swa", 1) == 1
-        else:
-            assert world.evict_host("swa", 1) == 1
+    gone = 0
+    while gone < 4:
+        gone += world.checked.evict("swa", 1) if tier == "device" else world.evict_host("swa", 1)
         world.verify()
         assert lengths(world, prompt)[0 if tier == "device" else 1] == len(prompt)
     world.settle()
@@ -89,8 +87,13 @@ class TestFaultsOfLosses(PlantedFaultTests):
             ),
         ),
         Fault(
+            "what is needed of a window goes along with what is not",
+            lambda tiered: test_what_lies_behind_a_window_goes_first(tiered, (FULL, SWA), "device"),
+            Replacement(RadixTree, "victim", "if not geometry.prefix_closed:", "if False:"),
+        ),
+        Fault(
             "a window loses its end first",
             lambda tiered: test_what_lies_behind_a_window_goes_first(tiered, (FULL, SWA), "device"),
-            Replacement(RadixTree, "victim", "if geometry.prefix_closed:", "if True:"),
+            Replacement(RadixTree, "victim", "if geometry.prefix_closed:\n        self", "if True:\n        self"),
         ),
     )

@@ -3,6 +3,8 @@
 Every call goes through the kit, which compares claims, owners and contents after each; a test asserts what is special to it.
 """
 
+import pytest
+
 from kvcache_conformance.cache_kit import PAGE
 from kvcache_conformance.geometries import FULL, SWA
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
@@ -10,8 +12,9 @@ from kvcache_conformance.request_model import RequestModel
 from kvcache_conformance.scenario_steps import claim, compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_radix import store as store_module
+from kvcache_radix.integrity import nodes_of
 from kvcache_radix.store import NodeStore
-from kvcache_unified_hicache.cache import UnifiedRadixCache
+from kvcache_unified_hicache.cache import TRIM_TOKENS, UnifiedRadixCache
 from kvcache_unified_hicache.operation import Operation
 
 
@@ -160,6 +163,24 @@ def test_equal_histories_lose_the_same_pages_in_both_tiers(tiered):
         assert orders[0] == orders[1]
 
 
+@pytest.mark.parametrize("components", [(FULL,), (FULL, SWA)], ids=["F", "FS"])
+def test_a_prefix_that_goes_page_by_page_stays_few_nodes(tiered, components):
+    """In decoding a host asks for one page at a time; what has a copy stays in the tree, and every later match walks it."""
+    prompt = ids(*range(1, 257))
+    world = tiered(TierSizes(PAGE, 300, 600, "insert"), components)
+    compute(world, prompt)
+    world.settle()
+    asked = 0
+    while world.cache.size("full").evictable:
+        assert world.checked.evict("full", 1)
+        asked += 1
+    world.verify()
+    assert find(world, prompt).result.host_len == len(prompt)
+    nodes = len(list(nodes_of(world.cache._tree.store)))
+    assert asked <= nodes <= 2 + len(prompt) // TRIM_TOKENS
+    finish(world)
+
+
 def locks_stay_with_the_tail(monkeypatch):
     real = store_module._split_cell
 
@@ -181,6 +202,11 @@ def addresses_break_ties(monkeypatch):
 
 class TestFaultsOfNodes(PlantedFaultTests):
     faults = (
+        Fault(
+            "a node a page",
+            lambda tiered: test_a_prefix_that_goes_page_by_page_stays_few_nodes(tiered, (FULL,)),
+            Replacement(UnifiedRadixCache, "evict", "copied=TRIM_TOKENS // self._tree.page_size", "copied=0"),
+        ),
         Fault(
             "T9: the copy does not learn of splits",
             test_a_split_under_a_write,

@@ -272,11 +272,14 @@ class RadixTree:
                 self.store.settle(victim, reclaimed)
         return reclaimed
 
-    def victim(self, c: int, n: int, tier: int = DEVICE) -> Node | None:
-        """One step of an eviction: the next victim, cut so that it holds at most `n` indices. Take its data or `store.offer` it
-        again. After anything that may evict, look whether it still has data.
+    def victim(self, c: int, n: int, tier: int = DEVICE, copied: int = 0) -> Node | None:
+        """One step of an eviction: the next victim, cut so that it holds at most `n` indices, or `copied` where that is more and
+        the other tier has them too. Take its data or `store.offer` it again. After anything that may evict, look whether it still
+        has data.
 
-        A component that prefixes need from their start loses the end. Of a window the end is what is needed, so its start goes.
+        What has a copy stays in the tree: cut off page by page, a prefix would become a node a page, and slow for ever.
+        A component that prefixes need from their start loses the end. Of a window the end is what is needed, so its start goes,
+        and of what is needed never more than `n`.
         """
         node = self.store.heaps[tier][c].pop()
         if node is None:
@@ -285,6 +288,10 @@ class RadixTree:
         data = cell.device if tier == DEVICE else cell.host
         assert data is not None and node.parent is not None
         geometry = self.store.geometries[c]
+        if copied > n and cell.device is not None and cell.host is not None:
+            if not geometry.prefix_closed:
+                copied = min(copied, (geometry.first_needed(node.end) - node.parent.end) // self.page_size)
+            n = max(n, copied)
         if len(data) <= n * INDEX_BYTES or geometry.at_node_end:
             return node
         if geometry.prefix_closed:

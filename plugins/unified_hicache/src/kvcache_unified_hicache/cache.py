@@ -39,6 +39,10 @@ from kvcache_unified_hicache.ticket import LoadTicket
 STORAGE_PAUSE: Final = 0.002
 """Seconds that `pause` waits for a storage at most."""
 
+TRIM_TOKENS: Final = 256
+"""What an eviction at least takes of a node that L2 has too. In decoding a host asks for a page at a time, and every cut is one
+node more on a path that stays."""
+
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the storage's threads and the backend to end."""
 
@@ -125,8 +129,8 @@ class UnifiedRadixCache(BasePrefixCache):
         return result
 
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
-        """Frees at least min(n, evictable); the last victim is trimmed. Without a host tier nothing is copied. Raises KeyError
-        for an unknown component or tier."""
+        """Frees at least min(n, evictable); the last victim is trimmed, to TRIM_TOKENS where L2 has a copy of it. Without a host
+        tier nothing is copied. Raises KeyError for an unknown component or tier."""
         c = component_number(self._tree.store, component, tier)
         if tier == "host":
             assert self._host is not None
@@ -134,7 +138,7 @@ class UnifiedRadixCache(BasePrefixCache):
         reclaimed = Reclaimed()
         # Victims may be more than n: a demoted node takes its other components along.
         while (missing := n - reclaimed.count(DEVICE, c)) > 0:
-            victim = self._tree.victim(c, missing)
+            victim = self._tree.victim(c, missing, copied=TRIM_TOKENS // self._tree.page_size)
             if victim is None:
                 break
             if self._down is not None:
