@@ -16,9 +16,10 @@ class CacheCounters:
     duplicate_tokens: int = 0
     """Offered tokens whose place was taken."""
     device_evicted_tokens: int = 0
-    """Tokens whose device data was freed by `evict`."""
+    """Tokens of the component that `evict` was asked for, whose device data it freed; a state counts one. Windows and states that
+    went along with full attention are not counted again."""
     host_evicted_tokens: int = 0
-    """Tokens whose host data was freed, to make room or by `evict`."""
+    """Tokens of the component that had no room, or that `evict` was asked for, whose host data was freed; a state counts one."""
     host_written_tokens: int = 0
     """Tokens copied L1 -> L2; counted when the copy is committed."""
     host_loaded_tokens: int = 0

@@ -8,6 +8,7 @@ from kvcache_conformance.scenario_steps import compute, ids
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.stored_scenarios import ROOM, host_len, is_stored, prefetch
 from kvcache_conformance.tier_steps import TierSizes
+from kvcache_radix.integrity import nodes_of
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.leftovers import Leftovers
 
@@ -22,6 +23,22 @@ def test_what_is_only_in_memory_is_stored_at_the_end(stored):
         assert world.stored.script.closed == 1
         world.cache.close()
         assert world.stored.script.closed == 1
+
+
+@pytest.mark.parametrize("deadline", [0.0, 5.0])
+def test_what_is_cut_while_room_is_made_is_stored_or_reported(stored, deadline):
+    """The copy of the second prompt takes a page of the first, which is cut for it before the storage has taken it: its upper
+    part is a node of its own then, and is as much a leftover."""
+    world = stored(TierSizes(PAGE, 16, 3, "insert", "evict"), StorageScript())
+    compute(world, ids(1, 2))
+    world.settle()
+    world.script.congested = True
+    compute(world, ids(5, 6))
+    world.script.congested = False
+    report = world.persist(deadline)
+    assert report.remaining + report.stored == 4 and bool(report.remaining) == (not deadline), report
+    assert len(list(nodes_of(world.cache._tree.store))) > 2, "nothing was cut"
+    assert deadline == 0.0 or all(is_stored(world, "full", ids(*pages)) for pages in ((1,), (1, 2), (5,), (5, 6)))
 
 
 def test_close_after_persist_does_not_begin_again(stored):
@@ -77,6 +94,11 @@ def test_a_storage_that_is_only_read(stored, caplog):
 
 class TestFaultsOfPersist(PlantedFaultTests):
     faults = (
+        Fault(
+            "P5: what is cut off has no turn and is in no report",
+            lambda stored: test_what_is_cut_while_room_is_made_is_stored_or_reported(stored, 0.0),
+            Replacement(Leftovers, "_cut_off", "in self._unstored() if", "in () if"),
+        ),
         Fault(
             "T25: close persists nothing",
             test_what_is_only_in_memory_is_stored_at_the_end,

@@ -18,7 +18,7 @@ from kvcache_conformance.tier_machine import run_tier_machine
 from kvcache_conformance.tier_steps import TIER_EVENTS
 
 EVERY_SET = {"F": (FULL,), **SETS}
-SEEDS = 8
+SEEDS = 24
 """hypothesis draws differently in another version or order of tests. When a seed misses a situation, the next one is run too."""
 
 TIERS = ("loads", "load ok", "load failed", "write ok", "write failed", "ticket not ok", "round trip", "load under pressure")

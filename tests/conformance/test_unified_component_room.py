@@ -237,13 +237,11 @@ class TestFaultsOfRoom(PlantedFaultTests):
         Fault(
             "L9: only full attention is asked for room",
             of_window(test_a_load_without_room_for_one_component_takes_nothing),
-            Replacement(LoadPlanning, "longest_fitting", "if max(lacking) <= 0:", "if lacking[0] <= 0:"),
+            Replacement(LoadPlanning, "longest_fitting", "self._units(node, length, c) <= room[c] for", "True for"),
         ),
         Fault(
             "T22: a window is cut like full attention",
             given(test_a_window_that_does_not_fit_is_not_cut, 1),
-            Replacement(
-                LoadPlanning, "longest_fitting", "self._components[0].prefix_closed", "not self._components[0].at_node_end"
-            ),
+            Replacement(LoadPlanning, "longest_fitting", "closed, node = store.closed, lock.node", "closed, node = 0, lock.node"),
         ),
     )

@@ -256,7 +256,7 @@ class TestFaultsOfLoads(PlantedFaultTests):
         Fault(
             "T22: a load takes all or nothing",
             test_a_load_larger_than_the_device,
-            Replacement(LoadPlanning, "longest_fitting", "if only_pages and", "if False and"),
+            Replacement(LoadPlanning, "longest_fitting", "elif len(room) == 1 and of_node:", "elif False:"),
         ),
         Fault(
             "a load lands on what was computed meanwhile",

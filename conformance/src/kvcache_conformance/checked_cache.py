@@ -197,7 +197,7 @@ class CheckedCache:
         if self._simulator is not None:
             resident = self.model.resident(component)
             order = set(self._simulator.evict(max(n, 0), {resident[index] for index in locked[component]}))
-        copied = set() if self._ledger is None else set(self._ledger.claims.resident[component])
+        copied = set[PageKey]() if self._ledger is None else set(self._ledger.claims.resident[component])
         self.forget_journals()
         freed = self.cache.evict(component, n)
         gone = self.learn("evict", locked, asked={component})

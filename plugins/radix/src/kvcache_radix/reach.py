@@ -20,7 +20,8 @@ def reach(geometries: Sequence[Geometry], node: Node, matched: int, *, host: boo
         lacking = _lacking(geometries, node, end, host)
         if lacking is None:
             return end
-        # Whatever is longer than what lies above that node needs it as well: `first_needed` never decreases.
+        # Whatever is longer than what lies above that node needs it as well: `first_needed` never decreases, and is below every
+        # length (or equal to every one).
         assert lacking.parent is not None, "a root's cells hold empty data"
         node = lacking.parent
         end = node.end

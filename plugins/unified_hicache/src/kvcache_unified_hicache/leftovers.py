@@ -70,6 +70,7 @@ class Leftovers:
         self._dropped: Counter[str] = Counter()
         self._refused: str | None = None
         self._over: set[_Item] = set()
+        self._done: set[_Item] = set()
         self._todo = self._unstored()
 
     def persist(self, deadline: float) -> PersistReport:
@@ -82,9 +83,12 @@ class Leftovers:
             flags = [self._refused is None, self._persists.idle, available, monotonic() < until]
             # A page that one rank lacks is of no use to the others: they stop together.
             safe, idle, available, early, *over = self._agree([*map(int, flags), *(int(i in self._over) for i in self._todo)])
-            self._todo = [item for item, gone in zip(self._todo, over, strict=True) if not gone]
+            self._done.update(item for item, gone in zip(self._todo, over, strict=True) if gone)
+            self._todo = [item for item in self._todo if item not in self._done]
             if safe:  # else device data waits: making room for it could cost host data that is not safe yet
                 self._copy_all(bool(idle))
+            if not self._todo or not early or not available:
+                self._todo += self._cut_off()
             if not self._todo or not early:
                 break
             if not available:
@@ -113,6 +117,10 @@ class Leftovers:
         stored = self._agree([int(self._persists.is_stored(*item)) for item in items])
         items = [item for item, there in zip(items, stored, strict=True) if not there]
         return sorted(items, key=lambda item: item.node.cells[item.c].host is None)
+
+    def _cut_off(self) -> list[_Item]:
+        """What the making of room cut off nodes of the list: it is a node of its own by now, and had no turn yet."""
+        return [item for item in self._unstored() if item not in self._done and item not in self._todo]
 
     def _pieces(self) -> list[Node]:
         """All nodes, cut so that each fits into L2. By sizes alone: every rank cuts alike."""
@@ -152,6 +160,7 @@ class Leftovers:
                 continue
             if place == 0 and idle and not self._backups.running:
                 self._todo.remove(item)
+                self._done.add(item)
                 self._drop(item, NO_ROOM)
             return
 

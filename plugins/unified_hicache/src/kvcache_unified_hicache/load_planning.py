@@ -47,19 +47,22 @@ class LoadPlanning:
         """The longest usable length of the locked path whose missing pages the device could hold, evicting if need be."""
         tree, store = self._tree, self._tree.store
         room = [a.n_free + e for a, e in zip(self._allocators, store.evictable[DEVICE], strict=True)]
-        node: Node | None = lock.node
+        closed, node = store.closed, lock.node
+        # Of what a prefix needs from its start, a shorter one lacks less, and each node tells how much: one walk for all lengths.
+        lacking = self._units(node, node.end, closed) if node is not None and closed >= 0 else 0
         while node is not None and node.parent is not None and node.end > device_len:
-            length = node.end
-            if reach(self._components, node, length, host=True) == length:
-                lacking = [self._units(node, length, c) - room[c] for c in range(len(room))]
-                if max(lacking) <= 0:
+            length, of_node = node.end, 0 if closed < 0 else self._loads.lacking(node, closed)
+            if closed < 0 or lacking <= room[closed]:
+                fits = all(c == closed or self._units(node, length, c) <= room[c] for c in range(len(room)))
+                if fits and reach(self._components, node, length, host=True) == length:
                     return length
-                # Of a window, shorter does not mean fewer pages, but others.
-                only_pages = len(room) == 1 and self._components[0].prefix_closed
-                shorter = length - lacking[0] * tree.page_size
-                # Inside a node that is on its way already, shorter saves nothing.
-                if only_pages and shorter > max(node.parent.end, device_len) and node in self._loads.needs(node, length, 0)[0]:
+            # Of a window, shorter does not mean fewer pages, but others. Inside a node that is on its way already, or that the
+            # device has, shorter saves nothing.
+            elif len(room) == 1 and of_node:
+                shorter = length - (lacking - room[closed]) * tree.page_size
+                if shorter > max(node.parent.end, device_len):
                     return shorter
+            lacking -= of_node
             node = node.parent
         return device_len
 

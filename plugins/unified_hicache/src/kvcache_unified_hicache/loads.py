@@ -12,7 +12,7 @@ import numpy as np
 
 from kvcache_core.contracts.counters import CacheCounters
 from kvcache_core.contracts.results import Indices
-from kvcache_radix.node import Node
+from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, NodeStore
 from kvcache_unified_hicache.operation import Operation
@@ -57,6 +57,13 @@ class Loads:
         self._by_operation: dict[object, Loading] = {}
         self.running: set[Operation] = set()
         self.in_flight = [0] * len(store.geometries)
+
+    def lacking(self, node: Node, c: int) -> int:
+        """Indices of `c` that the host alone has of the node, and no load under way brings."""
+        cell = node.cells[c]
+        if cell.device is not None or cell.host is None or cell.operation in self._by_operation:
+            return 0
+        return len(cell.host) // INDEX_BYTES
 
     def needs(self, end: Node, length: int, c: int) -> tuple[list[Node], list[Loading]]:
         """Nodes of the path to `end` whose host data of `c` a prefix of `length` needs on the device, from the root downwards,
