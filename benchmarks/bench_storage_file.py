@@ -28,11 +28,13 @@ TARGETS = {"write": 1 / 0.8, "warm": 1 / 0.6, "cold": 1 / 0.9}
 """The most that our time may be of the raw time."""
 WORDS = {"write": "write", "warm": "warm read", "cold": "cold read"}
 PEER = {
-    "write": ("lmcache_disk_put",),
-    "warm": ("lmcache_disk_get_warm", "lmcache_disk_batchget_warm"),
-    "cold": ("lmcache_disk_get_cold", "lmcache_disk_batchget_cold"),
+    ("write", "all"): "lmcache_disk_put",
+    ("warm", "50"): "lmcache_disk_batchget_warm",
+    ("cold", "50"): "lmcache_disk_batchget_cold",
+    ("warm", "1"): "lmcache_disk_get_warm",
+    ("cold", "1"): "lmcache_disk_get_cold",
 }
-"""The peer's rows; the faster of them counts."""
+"""The peer's rows, by what is done and how many pages are asked for at a time."""
 PEER_REQUEST = 50
 """Pages that the peer's script asks for at a time."""
 PATHS = {"--folder", "--peers", "--peer-python", "--json", "--markdown"}
@@ -47,7 +49,7 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--files", type=int, default=20_000, help="small files in the large root (default 20,000)")
     parser.add_argument("--peers", type=Path, help="folder with bench_lmcache_disk.py")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with LMCache")
-    parser.add_argument("--peer-rounds", type=int, default=3, help="rounds beside the peer (default 3)")
+    parser.add_argument("--peer-rounds", type=int, default=5, help="rounds beside the peer (default 5)")
     parser.add_argument("--quick", action="store_true", help="three rounds of a few pages: to see that it works")
     parser.add_argument("--json", type=Path, default=Path("out/bench_storage_file.json"), help="where the figures go")
     parser.add_argument("--markdown", type=Path, help="write a page of results as well")
@@ -81,24 +83,25 @@ def beside_raw_files(folder: Path, nbytes: int, args: argparse.Namespace) -> lis
 
 
 def beside_the_peer(folder: Path, nbytes: int, args: argparse.Namespace) -> list[Figure]:
-    """The peer's own script and we take turns, each by requests of as many pages and with its own threads."""
-    pages = args.mib * 2**20 // nbytes
-    ours = Guarded(folder / "ours", nbytes, pages, PEER_REQUEST)
-    mine: dict[str, list[float]] = {what: [] for what in TARGETS}
-    theirs: dict[str, list[float]] = {what: [] for what in TARGETS}
+    """The peer's own script and we take turns: requests of as many pages with each side's own threads, and one page."""
+    pages, kib = args.mib * 2**20 // nbytes, f"{nbytes // 1024:,} KiB"
+    requests, calls = Guarded(folder / "ours", nbytes, pages, PEER_REQUEST), Ours(folder / "calls", nbytes, pages, 1)
+    mine: dict[tuple[str, str], list[float]] = {row: [] for row in PEER}
+    theirs: dict[tuple[str, str], list[float]] = {row: [] for row in PEER}
     for _ in range(args.peer_rounds):
-        for what, (times,) in rounds((ours,), 1).items():
-            mine[what] += times
+        times = {"50": rounds((requests,), 1), "1": rounds((calls,), 1)}
+        times["all"] = times["50"]
         found = run_peer(folder, nbytes, pages, args)
-        for what, rows in PEER.items():
-            theirs[what].append(min(found[row] for row in rows))
-    ours.close()
-    return [
-        compare(
-            f"{WORDS[what]} {nbytes // 1024:,} KiB beside LMCache", mine[what], theirs[what], 1.0, unit="us a page", clock="wall"
-        )
-        for what in TARGETS
-    ]
+        for (what, way), name in PEER.items():
+            mine[what, way] += times[way][what][0]
+            theirs[what, way].append(found[name])
+    for side in (requests, calls):
+        side.close()
+    made: list[Figure] = []
+    for what, way in PEER:
+        name = f"{WORDS[what]} {kib}, {way} at a time, beside LMCache"
+        made.append(compare(name, mine[what, way], theirs[what, way], 1.0, unit="us a page", clock="wall"))
+    return made
 
 
 def run_peer(folder: Path, nbytes: int, pages: int, args: argparse.Namespace) -> dict[str, float]:
