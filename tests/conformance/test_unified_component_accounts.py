@@ -15,6 +15,7 @@ from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.request_model import RequestModel
 from kvcache_conformance.scenario_steps import compute, evict, find, finish, ids, in_host, load
 from kvcache_conformance.tier_steps import TierSizes
+from kvcache_radix import trimming
 from kvcache_radix.store import NodeStore
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.backups import Backups
@@ -223,7 +224,7 @@ class TestFaultsOfComponentAccounts(PlantedFaultTests):
         Fault(
             "P2: a window goes whole",
             of_window(test_exactly_what_is_asked_is_freed_and_nothing_else),
-            Replacement(RadixTree, "victim", "if len(data) <= n * INDEX_BYTES or", "if True or"),
+            Replacement(trimming, "trim", "if len(data) <= n * INDEX_BYTES or", "if True or"),
         ),
         Fault(
             "P2: a state takes full attention along",

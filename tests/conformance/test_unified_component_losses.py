@@ -14,7 +14,7 @@ from kvcache_conformance.scenario_steps import claim, compute, finish, ids, in_h
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.tier_steps import TierSizes
 from kvcache_core.contracts.results import Segment
-from kvcache_radix.tree import RadixTree
+from kvcache_radix import trimming
 from kvcache_unified_hicache.host_tier import TreeVictims
 
 
@@ -89,11 +89,11 @@ class TestFaultsOfLosses(PlantedFaultTests):
         Fault(
             "what is needed of a window goes along with what is not",
             lambda tiered: test_what_lies_behind_a_window_goes_first(tiered, (FULL, SWA), "device"),
-            Replacement(RadixTree, "victim", "if not geometry.prefix_closed:", "if False:"),
+            Replacement(trimming, "trim", "if not geometry.prefix_closed:", "if False:"),
         ),
         Fault(
             "a window loses its end first",
             lambda tiered: test_what_lies_behind_a_window_goes_first(tiered, (FULL, SWA), "device"),
-            Replacement(RadixTree, "victim", "if geometry.prefix_closed:\n        self", "if True:\n        self"),
+            Replacement(trimming, "trim", "if geometry.prefix_closed:", "if True:"),
         ),
     )

@@ -17,6 +17,7 @@ from kvcache_core.contracts.locks import Lock
 from kvcache_core.contracts.results import InsertResult, MatchResult, Values
 from kvcache_core.contracts.tokens import ExtraKey, TokenIds, check_extra_key, check_not_negative, token_view
 from kvcache_core.errors import LockError
+from kvcache_radix import trimming
 from kvcache_radix.geometry import Geometry
 from kvcache_radix.insertion import Found, Inserted, Insertion
 from kvcache_radix.node import INDEX_BYTES, Node, Root
@@ -273,33 +274,10 @@ class RadixTree:
         return reclaimed
 
     def victim(self, c: int, n: int, tier: int = DEVICE, copied: int = 0) -> Node | None:
-        """One step of an eviction: the next victim, cut so that it holds at most `n` indices, or `copied` where that is more and
-        the other tier has them too. Take its data or `store.offer` it again. After anything that may evict, look whether it still
-        has data.
-
-        What has a copy stays in the tree: cut off page by page, a prefix would become a node a page, and slow for ever.
-        A component that prefixes need from their start loses the end. Of a window the end is what is needed, so its start goes,
-        and of what is needed never more than `n`.
-        """
+        """One step of an eviction: the next victim, cut to at most `n` indices as `trimming` says. Take its data or
+        `store.offer` it again. After anything that may evict, look whether it still has data."""
         node = self.store.heaps[tier][c].pop()
-        if node is None:
-            return None
-        cell = node.cells[c]
-        data = cell.device if tier == DEVICE else cell.host
-        assert data is not None and node.parent is not None
-        geometry = self.store.geometries[c]
-        if copied > n and cell.device is not None and cell.host is not None:
-            if not geometry.prefix_closed:
-                copied = min(copied, (geometry.first_needed(node.end) - node.parent.end) // self.page_size)
-            n = max(n, copied)
-        if len(data) <= n * INDEX_BYTES or geometry.at_node_end:
-            return node
-        if geometry.prefix_closed:
-            self.store.split(node, node.end - n * self.page_size)
-            return node
-        head = self.store.split(node, node.parent.end + n * self.page_size)
-        self.store.offer(node, c)
-        return head
+        return None if node is None else trimming.trim(self.store, node, c, n, tier, copied)
 
     def clear(self) -> Reclaimed | None:
         """Delete everything; None, and nothing is changed, while a lock lives."""

@@ -11,8 +11,8 @@ from kvcache_radix.geometry import Geometry
 
 def longest_usable(geometries: Sequence[Geometry], ends: Sequence[int], resident: Sequence[Sequence[bool]]) -> int:
     """The path is cut into pieces that end at `ends`, ascending; `resident[c][i]` says whether piece i holds component c (the
-    state at its end, where `at_node_end`). Only ends need to be tried: `first_needed` never decreases and is below every length, so
-    if a piece's end is not usable, no position inside the piece is.
+    state at its end, where `at_node_end`). Only ends need to be tried: `first_needed` never decreases and is below every
+    length, so if a piece's end is not usable, no position inside the piece is.
     """
     last = len(ends) - 1
     for geometry, has in zip(geometries, resident, strict=True):
