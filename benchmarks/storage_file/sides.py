@@ -27,10 +27,6 @@ class Side(ABC):
         self.nbytes = nbytes
         self.pages = pages
 
-    def write(self) -> None:
-        for _ in self.writes():
-            pass
-
     @abstractmethod
     def writes(self) -> Iterator[int]:
         """Write all pages, call by call: how many each call wrote."""

@@ -120,7 +120,8 @@ class Leftovers:
 
     def _cut_off(self) -> list[_Item]:
         """What the making of room cut off nodes of the list: it is a node of its own by now, and had no turn yet."""
-        return [item for item in self._unstored() if item not in self._done and item not in self._todo]
+        known = self._done.union(self._todo)
+        return [item for item in self._unstored() if item not in known]
 
     def _pieces(self) -> list[Node]:
         """All nodes, cut so that each fits into L2. By sizes alone: every rank cuts alike."""
