@@ -46,7 +46,7 @@ def test_what_lies_behind_a_window_goes_first(tiered, components, tier):
     """A window of 6 tokens needs the last two of six pages: four can go, and the prompt is as usable as before. An engine offers
     a chunk before it leaves behind what the next one does not need."""
     prompt = ids(1, 2, 3, 4, 5, 6)
-    world = tiered(TierSizes(PAGE, 16, 16, "insert"), components)
+    world = tiered(TierSizes(PAGE, 512, 512, "insert"), components)
     pages = {spec.name: world.checked.alloc(spec.name, 6) for spec in components}
     tokens = np.asarray(prompt, np.int32)
     for name, indices in pages.items():

@@ -167,7 +167,7 @@ def test_equal_histories_lose_the_same_pages_in_both_tiers(tiered):
 def test_a_prefix_that_goes_page_by_page_stays_few_nodes(tiered, components):
     """In decoding a host asks for one page at a time; what has a copy stays in the tree, and every later match walks it."""
     prompt = ids(*range(1, 257))
-    world = tiered(TierSizes(PAGE, 300, 600, "insert"), components)
+    world = tiered(TierSizes(PAGE, 64 * 64, 128 * 64, "insert"), components)
     compute(world, prompt)
     world.settle()
     asked = 0
@@ -205,7 +205,7 @@ class TestFaultsOfNodes(PlantedFaultTests):
         Fault(
             "a node a page",
             lambda tiered: test_a_prefix_that_goes_page_by_page_stays_few_nodes(tiered, (FULL,)),
-            Replacement(UnifiedRadixCache, "evict", "copied=TRIM_TOKENS // self._tree.page_size", "copied=0"),
+            Replacement(UnifiedRadixCache, "evict", "copied=trim", "copied=0"),
         ),
         Fault(
             "T9: the copy does not learn of splits",

@@ -41,6 +41,14 @@ def check_destinations(call: str, started: Iterable[ScriptedCopy], journals: Map
         require(spare <= set(journal.freed), f"{call} allocated {spare} of {name!r} for nothing")
 
 
+def longest_run(keys: Collection[PageKey], page_size: int) -> int:
+    """How many pages follow one another in one prefix, at most: what a single victim can have had of them."""
+    ends: dict[PageKey, int] = {}
+    for extra_key, prefix in sorted(keys, key=lambda key: len(key[1])):
+        ends[extra_key, prefix] = ends.get((extra_key, prefix[: -page_size * TOKEN_BYTES]), 0) + 1
+    return max(ends.values(), default=0)
+
+
 def check_offer(name: str, offered: Mapping[int, int], known: Collection[int], result: InsertResult) -> list[int]:
     """What an insert did with the pages of one component, `offered` by index with their ends, `known` being the ends that were
     there before. Returns those that are the cache's now."""

@@ -43,6 +43,9 @@ TRIM_TOKENS: Final = 256
 """What an eviction at least takes of a node that L2 has too. In decoding a host asks for a page at a time, and every cut is one
 node more on a path that stays."""
 
+TRIM_SHARE: Final = 64
+"""And never more than one part in so many of L1: what goes before it must costs hits there."""
+
 CLOSE_TIMEOUT: Final = 5.0
 """Seconds for the storage's threads and the backend to end."""
 
@@ -135,10 +138,11 @@ class UnifiedRadixCache(BasePrefixCache):
         if tier == "host":
             assert self._host is not None
             return self._host.evict(c, n)
+        trim = min(TRIM_TOKENS // self._tree.page_size, self._allocators[c].total // TRIM_SHARE)
         reclaimed = Reclaimed()
         # Victims may be more than n: a demoted node takes its other components along.
         while (missing := n - reclaimed.count(DEVICE, c)) > 0:
-            victim = self._tree.victim(c, missing, copied=TRIM_TOKENS // self._tree.page_size)
+            victim = self._tree.victim(c, missing, copied=trim)
             if victim is None:
                 break
             if self._down is not None:
