@@ -187,6 +187,16 @@ def takes(method, component):
     return plant
 
 
+def evicts_twice(monkeypatch):
+    """Whole prompts, of which the host has copies: more than one victim can have been."""
+    real = UnifiedRadixCache.evict
+
+    def twice(self, component, n, tier="device"):
+        return real(self, component, n, tier) + real(self, component, 3, tier)
+
+    monkeypatch.setattr(UnifiedRadixCache, "evict", twice)
+
+
 def cancel_takes(component):
     """`LoadTicket.cancel` does."""
 
@@ -234,6 +244,7 @@ class TestFaultsOfFrees(PlantedFaultTests):
         Fault("insert evicts a state that has no copy", given(INSERT, WRITE_BACK, RECURRENT), takes("insert", "recurrent")),
         Fault("insert evicts full attention whose copy runs", given(RUNNING, (FULL,)), takes("insert", "full")),
         Fault("insert evicts full attention and a window whose copies run", given(RUNNING, (FULL, SWA)), takes("insert", "full")),
+        Fault("an eviction takes a second prompt that has copies", of_window(EVICT), evicts_twice),
         Fault("poll evicts full attention", of_window(POLL), takes("poll", "full")),
         Fault("poll evicts a window", of_window(POLL), takes("poll", "swa")),
         Fault("poll evicts a state", of_state(POLL), takes("poll", "recurrent")),
