@@ -16,6 +16,7 @@ from kvcache_conformance.scenario_steps import claim, compute, evict, find, fini
 from kvcache_conformance.storage_script import StorageScript
 from kvcache_conformance.stored_scenarios import prefetch
 from kvcache_conformance.tier_steps import TierSizes
+from kvcache_core.contracts.cache import Tier
 from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.ticket import LoadTicket
 
@@ -191,7 +192,7 @@ def evicts_twice(monkeypatch):
     """Whole prompts, of which the host has copies: more than one victim can have been."""
     real = UnifiedRadixCache.evict
 
-    def twice(self, component, n, tier="device"):
+    def twice(self, component, n, tier: Tier = "device"):
         return real(self, component, n, tier) + real(self, component, 3, tier)
 
     monkeypatch.setattr(UnifiedRadixCache, "evict", twice)
