@@ -67,7 +67,8 @@ class PrefixCacheMachine(MachineRules):
 
 
 def run_machine(factory: WorldFactory, *, examples: int, steps: int, seed: int, shrink: bool = True) -> Counter[str]:
-    """Run the machine and return how often each situation was reached. The same arguments give the same run.
+    """Run the machine and return how often each situation was reached. The same arguments give the same run
+    in a process that has imported the same modules: hypothesis tries constants that it finds in them.
 
     `shrink=False` saves the time to simplify a failure when only the fact of it matters.
 

@@ -218,8 +218,8 @@ def expected_events(kit: StorageKit, folder: Path) -> Iterator[str]:
 def run_storage_machine(
     kit: StorageKit, folder: Path, *, examples: int, steps: int, seed: int, shrink: bool = True
 ) -> Counter[str]:
-    """Run the machine and return how often each situation was reached. The same arguments give the same run. Its stores are in
-    `folder`, and gone afterwards.
+    """Run the machine and return how often each situation was reached. The same arguments give the same run
+    in a process that has imported the same modules. Its stores are in `folder`, and gone afterwards.
 
     Raises:
         Exception: the backend broke its contract; with `shrink`, hypothesis prints the shortest way there.
