@@ -1,5 +1,6 @@
 """docs/reference/counters.md: what a cache counts, and what `kvcache run` reports."""
 
+import ast
 from collections.abc import Sequence
 
 from reference_pages.markdown import code, page, table
@@ -25,15 +26,27 @@ def counters_page() -> str:
             stats,
             classes_of("kvcache_engine.sweep")["SweepPoint"],
             classes_of("kvcache_engine.sweep")["SweepFailure"],
-        ]
+        ],
+        classes_of("kvcache_unified_hicache.reasons")["Reasons"],
     )
 
 
-def render(classes: Sequence[ClassText]) -> str:
-    """The page for any classes of counters; raises UndocumentedError."""
-    return page("Counters and results", INTRODUCTION, *(_section(of) for of in classes))
+def render(classes: Sequence[ClassText], reasons: ClassText | None = None) -> str:
+    """The page for any classes of counters, and one of the words that they count by; raises UndocumentedError."""
+    sections = [_section(of) for of in classes]
+    if reasons is not None:
+        sections.append(_reasons(reasons))
+    return page("Counters and results", INTRODUCTION, *sections)
 
 
 def _section(of: ClassText) -> str:
     rows = [(code(field.name), code(field.type), described(field.text, f"{of.name}.{field.name}")) for field in of.fields]
     return f"## {of.name}\n\n{described(of.text, of.name)}\n\n{table(('name', 'type', 'meaning'), rows)}"
+
+
+def _reasons(of: ClassText) -> str:
+    rows = [
+        (code(str(ast.literal_eval(field.default or "None"))), described(field.text, f"{of.name}.{field.name}"))
+        for field in of.fields
+    ]
+    return f"## {of.name}\n\n{described(of.text, of.name)}\n\n{table(('reason', 'meaning'), rows)}"

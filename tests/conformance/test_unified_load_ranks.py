@@ -62,6 +62,7 @@ def refused(world, tokens):
     assert world.cache.load(match.result) is Refused.NO_ROOM
     checked.learn("load", locked, allocates=True)
     assert (sizes(world), list(world.script.pending["load"])) == before, "a load that was refused has left something behind"
+    assert world.cache.counters.misses.total() == 1, "on every rank, whichever had the trouble"
     world.cache.check_integrity()
 
 

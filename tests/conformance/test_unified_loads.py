@@ -12,6 +12,7 @@ from kvcache_conformance.transfer_script import ScriptedController
 from kvcache_core.contracts.locks import Refused
 from kvcache_radix.store import NodeStore
 from kvcache_radix.tree import RadixTree
+from kvcache_unified_hicache.cache import UnifiedRadixCache
 from kvcache_unified_hicache.host_tier import HostTier
 from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.loads import Loads
@@ -30,6 +31,7 @@ def test_a_load_that_joins_one_that_fails(tiered):
     assert not claim(world, first)
     assert not claim(world, second)
     assert find(world, ids(1, 2, 3, 4)).result[1:3] == (0, 16)
+    assert world.cache.counters.misses == {"copy to L1 failed": 1}
     finish(world)
 
 
@@ -98,6 +100,7 @@ def test_a_load_larger_than_the_device(tiered):
     started = load(world, ids(1, 2))
     assert started.held.length == 4
     world.cancel(started)
+    assert world.cache.counters.misses == {"no room in L1 for what L2 has": 1}, "what nobody wants any more is no miss"
     world.checked.free("full", taken)
     finish(world)
 
@@ -208,6 +211,7 @@ def test_a_load_whose_source_cannot_be_captured_is_refused(tiered, monkeypatch):
         inside.setattr(ScriptedController, "load", no_memory)
         assert isinstance(world.cache.load(match.result), Refused)
     assert (world.cache.size("full"), world.cache.size("full", "host")) == before
+    assert world.cache.counters.misses == {"a load from L2 could not start": 1}
     finish(world)
 
 
@@ -273,5 +277,30 @@ class TestFaultsOfLoads(PlantedFaultTests):
             "B5: a late load's pages are forgotten",
             test_a_load_that_ends_after_its_request_was_aborted,
             Replacement(Loads, "_commit", "self._free(c, operation.rest(landed))", "pass"),
+        ),
+        Fault(
+            "a failing tier is no miss: a copy that fails",
+            test_a_load_that_joins_one_that_fails,
+            Replacement(Loads, "_commit", "if not ok and not loading.dropped:", "if False:"),
+        ),
+        Fault(
+            "a cancelled load is a miss",
+            test_a_load_larger_than_the_device,
+            Replacement(Loads, "_commit", "if not ok and not loading.dropped:", "if not ok:"),
+        ),
+        Fault(
+            "no room is no miss",
+            test_a_load_larger_than_the_device,
+            Replacement(UnifiedRadixCache, "load", "self.counters.misses[Reasons.NO_ROOM_IN_L1] += 1", "pass"),
+        ),
+        Fault(
+            "a failing tier is no miss: a load that cannot start",
+            test_a_load_whose_source_cannot_be_captured_is_refused,
+            Replacement(
+                LoadPlanning,
+                "start",
+                "self._misses[Reasons.NO_ROOM_IN_L1 if pages is None else Reasons.LOAD_NOT_STARTED] += 1",
+                "pass",
+            ),
         ),
     )

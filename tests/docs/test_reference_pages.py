@@ -111,6 +111,16 @@ def test_counter_without_text(generator: Generator):
         counters.render(list(source.classes_in(good + "    misses: int = 0\n").values()))
 
 
+def test_reason_without_text(generator: Generator):
+    source, counters = generator("source"), generator("counters")
+    good = 'class Words:\n    """All."""\n    GONE: Final = "page gone"\n    """It was."""\n'
+    [words] = source.classes_in(good).values()
+    assert "| `page gone` | It was. |" in counters.render([], words)
+    [words] = source.classes_in(good + '    LATE: Final = "late"\n').values()
+    with pytest.raises(source.UndocumentedError, match=r"Words\.LATE has no description"):
+        counters.render([], words)
+
+
 @pytest.mark.parametrize(
     ("module", "missing"),
     [

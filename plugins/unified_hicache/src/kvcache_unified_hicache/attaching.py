@@ -5,7 +5,7 @@ The length is chosen here for the second time, by what arrived and what memory s
 
 import logging
 from collections.abc import Callable
-from typing import Final, final
+from typing import final
 
 import numpy as np
 
@@ -17,10 +17,9 @@ from kvcache_unified_hicache.fetch import Fetch, Request
 from kvcache_unified_hicache.page_bytes import PageBytes
 from kvcache_unified_hicache.page_marks import STORED, PageMarks
 from kvcache_unified_hicache.prefix_pages import Flags, either
+from kvcache_unified_hicache.reasons import Reasons
 
 log = logging.getLogger(__name__)
-
-NOT_LANDED: Final = "no memory in L2 for what came"
 
 
 @final
@@ -46,9 +45,9 @@ class Attaching:
                 self._page_bytes.land(request.c, slots, request.arrival)
             except Exception:
                 # Nothing that storage brings may end a request: the tokens are computed.
-                if not self._counters.misses[NOT_LANDED]:
+                if not self._counters.misses[Reasons.NOT_LANDED]:
                     log.exception("pages from storage could not be put into host memory")
-                self._counters.misses[NOT_LANDED] += len(slots)
+                self._counters.misses[Reasons.NOT_LANDED] += len(slots)
                 request.answer(None)
 
     def attach(self, fetch: Fetch, arrived: Flags) -> None:

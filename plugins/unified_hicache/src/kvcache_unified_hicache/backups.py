@@ -15,6 +15,7 @@ from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import HOST, NodeStore
 from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.transfer import TransferController
 
 AllocHost = Callable[[int, int], Indices | None]
@@ -71,10 +72,10 @@ class Backups:
         assert cell.device is not None
         name, n = self._store.geometries[c].name, len(cell.device) // INDEX_BYTES
         if not self._controller.has_room(name, n):
-            return self._skip("too many bytes in flight to L2", node, c, last)
+            return self._skip(Reasons.TOO_MANY_BYTES_TO_L2, node, c, last)
         slots = self._alloc(c, n)
         if slots is None:
-            return self._skip("no room in L2", node, c, last)
+            return self._skip(Reasons.NO_ROOM_IN_L2, node, c, last)
         # The allocation took only host data, and this node has device data: it is as it was.
         assert node.parent is not None and cell.host is None
         operation = Operation(node, c, self._store.geometries[c], self._store.page_size, slots)
@@ -99,7 +100,7 @@ class Backups:
                 self._counters.host_written_tokens += self._tokens(node, c)
             elif cell.empty:
                 # The device copy went while this one was on its way, and it did not arrive: nothing is left (T12).
-                self._counters.dropped["copy to L2 failed"] += self._tokens(node, c)
+                self._counters.dropped[Reasons.COPY_FAILED] += self._tokens(node, c)
                 store.settle(node, reclaimed)
         self._free(c, operation.rest(landed))
         self._release(reclaimed)

@@ -32,6 +32,7 @@ from kvcache_unified_hicache.load_planning import LoadPlanning
 from kvcache_unified_hicache.operation import Operation
 from kvcache_unified_hicache.page_bytes import PageBytes
 from kvcache_unified_hicache.places import component_number
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.requests import HookRequests
 from kvcache_unified_hicache.storage_tier import StorageTier, open_storage
 from kvcache_unified_hicache.ticket import LoadTicket
@@ -101,7 +102,7 @@ class UnifiedRadixCache(BasePrefixCache):
             closed, backups = self._tree.store.closed, self._host.backups
             self._down = CopiesDown(self._components, self._requests, closed, backups, self._storage)
             parts = (self._tree, self._components, self._requests, self._allocators, self._host.loads, self._freeing)
-            self._planning = LoadPlanning(*parts, self.evict)
+            self._planning = LoadPlanning(*parts, self.evict, self.counters.misses)
 
     def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
         return self._tree.match(ids, extra_key)
@@ -180,6 +181,7 @@ class UnifiedRadixCache(BasePrefixCache):
         if length < lock.length:
             tree.unlock(lock)
             if length <= match.device_len:
+                self.counters.misses[Reasons.NO_ROOM_IN_L1] += 1
                 return Refused.NO_ROOM
             lock = tree.lock(match, length, host=True)
             if lock is None:

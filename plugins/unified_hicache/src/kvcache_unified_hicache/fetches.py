@@ -25,6 +25,7 @@ from kvcache_unified_hicache.host_pool.page_layout import MAX_ROWS
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import PageBytes
 from kvcache_unified_hicache.prefix_pages import Flags, PrefixPages, either
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import storage_keys
 
@@ -188,13 +189,13 @@ class Fetches:
                 fetch.waits_with = room_now
                 return False  # others will give slots back
             if fits - match.host_len < self._threshold:
-                self._counters.misses["no room in L2 for what storage has"] += 1
+                self._counters.misses[Reasons.NO_ROOM_FOR_FETCH] += 1
                 return self._end(fetch)
             requests = self._reserve(fetch, missing, resident, fits)
         finally:
             self._tree.unlock(lock)
         if requests is None:
-            self._counters.misses["no room in L2 for what storage has"] += 1
+            self._counters.misses[Reasons.NO_ROOM_FOR_FETCH] += 1
             return self._end(fetch)
         fetch.length = fits
         fetch.requests = requests

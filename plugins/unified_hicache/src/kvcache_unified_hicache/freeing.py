@@ -8,6 +8,7 @@ from kvcache_core.contracts.pools import Allocator
 from kvcache_core.contracts.results import Indices
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, HOST
+from kvcache_unified_hicache.reasons import Reasons
 
 
 class SlotFreeing(Protocol):
@@ -36,7 +37,7 @@ class Freeing:
     def give_up(self, reclaimed: Reclaimed) -> None:
         """`release`, and count what was lost besides: pages whose prefix lost its start are of no use to anybody."""
         if reclaimed.lost_tokens:
-            self._counters.dropped["start of the prefix lost"] += reclaimed.lost_tokens
+            self._counters.dropped[Reasons.START_LOST] += reclaimed.lost_tokens
         self.release(reclaimed)
 
     def release(self, reclaimed: Reclaimed) -> None:

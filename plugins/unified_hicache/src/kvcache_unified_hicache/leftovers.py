@@ -16,15 +16,14 @@ from kvcache_radix.node import Node
 from kvcache_radix.store import NodeStore
 from kvcache_unified_hicache.backups import Backups
 from kvcache_unified_hicache.guarded_store import GuardedStore
-from kvcache_unified_hicache.persists import FAILED, NOT_CAPTURED, UNAVAILABLE, Persists
+from kvcache_unified_hicache.persists import Persists
+from kvcache_unified_hicache.reasons import Reasons
 
 PAUSE: Final = 0.002
 """Seconds to wait for the storage before copies between the tiers are looked at again."""
 
 TRIES: Final = 2
 """How often the storage may fail to take the same data before it is given up."""
-
-NO_ROOM: Final = "no room in L2"
 
 
 class CopyRoom(Protocol):
@@ -79,7 +78,7 @@ class Leftovers:
         while True:
             self._turn()
             self._hand_over()
-            available = not (self._persists.idle and self._refused == UNAVAILABLE)
+            available = not (self._persists.idle and self._refused == Reasons.UNAVAILABLE)
             flags = [self._refused is None, self._persists.idle, available, monotonic() < until]
             # A page that one rank lacks is of no use to the others: they stop together.
             safe, idle, available, early, *over = self._agree([*map(int, flags), *(int(i in self._over) for i in self._todo)])
@@ -93,7 +92,7 @@ class Leftovers:
                 break
             if not available:
                 for item in self._todo:
-                    self._drop(item, UNAVAILABLE)
+                    self._drop(item, Reasons.UNAVAILABLE)
                 self._todo.clear()
                 break
             pause = min(PAUSE, max(0.0, until - monotonic()))
@@ -147,7 +146,7 @@ class Leftovers:
             self._refused = self._persists.start(node, c)
             if self._persists.is_going(node, c):
                 self._going.add(item)
-            elif self._refused == NOT_CAPTURED and self._failed(item, NOT_CAPTURED):
+            elif self._refused == Reasons.NOT_CAPTURED and self._failed(item, Reasons.NOT_CAPTURED):
                 self._over.add(item)
 
     def _copy_all(self, idle: bool) -> None:
@@ -162,7 +161,7 @@ class Leftovers:
             if place == 0 and idle and not self._backups.running:
                 self._todo.remove(item)
                 self._done.add(item)
-                self._drop(item, NO_ROOM)
+                self._drop(item, Reasons.NO_ROOM_IN_L2)
             return
 
     def _is_over(self, item: _Item) -> bool:
@@ -172,7 +171,7 @@ class Leftovers:
             return True
         if item in self._going and not self._persists.is_going(node, c):
             self._going.remove(item)
-            if self._failed(item, FAILED):
+            if self._failed(item, Reasons.NOT_STORED):
                 return True
         cell = node.cells[c]
         # Lost meanwhile, and counted where it was.

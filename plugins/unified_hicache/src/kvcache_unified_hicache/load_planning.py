@@ -1,6 +1,7 @@
 """Which length a load brings (L2 -> L1), and the device pages for it. It decides; `Loads` carries it out."""
 
 import logging
+from collections import Counter
 from collections.abc import Callable, Sequence
 from typing import cast, final
 
@@ -15,6 +16,7 @@ from kvcache_radix.store import DEVICE
 from kvcache_radix.tree import RadixTree
 from kvcache_unified_hicache.freeing import Freeing
 from kvcache_unified_hicache.loads import Loading, Loads
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.requests import HookRequests
 from kvcache_unified_hicache.transfer import Agree
 
@@ -23,7 +25,8 @@ log = logging.getLogger(__name__)
 
 @final
 class LoadPlanning:
-    """Sequences are by component number. `evict(component, n)` frees device pages."""
+    """Sequences are by component number. `evict(component, n)` frees device pages. `misses`:
+    loads that could not start, by reason."""
 
     def __init__(
         self,
@@ -34,6 +37,7 @@ class LoadPlanning:
         loads: Loads,
         freeing: Freeing,
         evict: Callable[[str, int], int],
+        misses: Counter[str],
     ) -> None:
         self._tree = tree
         self._components = components
@@ -42,6 +46,7 @@ class LoadPlanning:
         self._loads = loads
         self._freeing = freeing
         self._evict = evict
+        self._misses = misses
 
     def longest_fitting(self, lock: TreeLock, device_len: int) -> int:
         """The longest usable length of the locked path whose missing pages the device could hold, evicting if need be."""
@@ -86,6 +91,7 @@ class LoadPlanning:
             return list(waits_for)
         for loading in own:
             self._loads.withdraw(loading)
+        self._misses[Reasons.NO_ROOM_IN_L1 if pages is None else Reasons.LOAD_NOT_STARTED] += 1
         return None
 
     def _pages_for(self, lock: TreeLock) -> list[Indices] | None:

@@ -16,19 +16,22 @@ from kvcache_radix.node import INDEX_BYTES, Node
 from kvcache_radix.reclaimed import Reclaimed
 from kvcache_radix.store import DEVICE, NodeStore
 from kvcache_unified_hicache.operation import Operation
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.requests import LoadRequest
 from kvcache_unified_hicache.transfer import Agree, Transfer, TransferController
 
 
 @final
 class Loading:
-    """One transfer under way and the operations it carries. `interest`: tickets that wait for it."""
+    """One transfer under way and the operations it carries. `interest`: tickets that wait for it. `dropped`: nobody does any
+    more, so that its end is no miss."""
 
-    __slots__ = ("interest", "operations", "transfer")
+    __slots__ = ("dropped", "interest", "operations", "transfer")
 
     def __init__(self, operations: Sequence[Operation]) -> None:
         self.operations = operations
         self.interest = 0
+        self.dropped = False
         self.transfer: Transfer | None = None
 
     @property
@@ -118,6 +121,7 @@ class Loads:
         """Drop what was started in the same step, before anything could be dispatched; its pages are free then. For a load that
         another rank could not start: every rank drops what it has of it, so nobody is asked."""
         assert loading.transfer is not None
+        loading.dropped = True
         dropped = loading.transfer.cancel()
         assert dropped, "nothing is dispatched while a load is planned"
 
@@ -128,6 +132,7 @@ class Loads:
             # When a source was assembled differs between ranks, and so may what was dispatched: all drop it, or none.
             [early] = agree([int(not loading.transfer.dispatched)])
             if early:
+                loading.dropped = True
                 loading.transfer.cancel()
 
     def _end(self, operation: Operation) -> None:
@@ -137,6 +142,8 @@ class Loads:
 
     def _commit(self, loading: Loading, ok: bool) -> None:
         store, reclaimed = self._store, Reclaimed()
+        if not ok and not loading.dropped:
+            self._counters.misses[Reasons.LOAD_FAILED] += 1
         for operation in loading.operations:
             c = operation.c
             self._end(operation)

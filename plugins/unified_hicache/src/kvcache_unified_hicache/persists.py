@@ -19,6 +19,7 @@ from kvcache_unified_hicache.guarded_store import GuardedStore
 from kvcache_unified_hicache.node_digests import NodeDigests
 from kvcache_unified_hicache.page_bytes import CapturedBytes, PageBytes
 from kvcache_unified_hicache.page_marks import ABSENT, GOING, STORED, PageMarks
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.page_keys import storage_keys
 
@@ -26,11 +27,6 @@ log = logging.getLogger(__name__)
 
 REQUEST_BYTES: Final = 16 << 20
 """Of pages in one request to the guard: its values exist twice while they are assembled."""
-
-TOO_MANY_BYTES: Final = "too many bytes in flight to L3"
-UNAVAILABLE: Final = "the storage is unavailable"
-NOT_CAPTURED: Final = "no memory to read the pages in L2"
-FAILED: Final = "the storage did not take it"
 
 
 @final
@@ -123,23 +119,23 @@ class Persists:
         frame = self._frames[c]
         nbytes = len(rows) * frame.file_bytes
         if self._bytes and self._bytes + nbytes > self._max_bytes:
-            return TOO_MANY_BYTES
+            return Reasons.TOO_MANY_BYTES_TO_L3
         named = b"".join([digests[row * DIGEST_BYTES : (row + 1) * DIGEST_BYTES] for row in rows])
         keys = storage_keys(named, self._identities[c])
         try:
             captured = self._page_bytes.capture(c, slots[rows])
         except Exception:
             # Whoever evicts or inserts goes on without the copy in storage.
-            if not self._counters.dropped[NOT_CAPTURED] + self._counters.postponed[NOT_CAPTURED]:
+            if not self._counters.dropped[Reasons.NOT_CAPTURED] + self._counters.postponed[Reasons.NOT_CAPTURED]:
                 log.exception("pages in host memory could not be read for the storage")
-            return NOT_CAPTURED
+            return Reasons.NOT_CAPTURED
 
         def done(answers: list[bool]) -> None:
             self._bytes -= nbytes
             self._answered(c, marks, places, answers)
 
         if not self._guard.store(keys, frame.file_bytes, _sealed(frame, keys, captured), done):
-            return UNAVAILABLE if self._guard.refuses("write") else TOO_MANY_BYTES
+            return Reasons.UNAVAILABLE if self._guard.refuses("write") else Reasons.TOO_MANY_BYTES_TO_L3
         self._bytes += nbytes
         marks.set(places, GOING)
         return None
@@ -153,9 +149,9 @@ class Persists:
         self.stored_pages += stored
         self._counters.storage_written_tokens += stored * self._tokens(c)
         if gone:
-            self._counters.dropped[FAILED] += gone * self._tokens(c)
+            self._counters.dropped[Reasons.NOT_STORED] += gone * self._tokens(c)
         if len(failed) > gone:
-            self._counters.postponed[FAILED] += (len(failed) - gone) * self._tokens(c)
+            self._counters.postponed[Reasons.NOT_STORED] += (len(failed) - gone) * self._tokens(c)
 
     def _range(self, node: Node, c: int, marks: PageMarks) -> tuple[int, int]:
         if self._store.geometries[c].at_node_end:

@@ -5,6 +5,7 @@ from typing import Literal, final
 
 from kvcache_core.contracts.counters import CacheCounters
 from kvcache_core.deps import CacheObserver
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.storage.answers import BadAnswerError
 from kvcache_unified_hicache.storage.workers import NotCalledError, OverdueError
 
@@ -43,9 +44,9 @@ class Books:
 def reason_of(error: BaseException) -> str:
     """Why a page was a miss, in one of a few words, so that a report can add them up."""
     if isinstance(error, OverdueError):
-        return "storage timeout"
+        return Reasons.STORAGE_TIMEOUT
     if isinstance(error, BadAnswerError):
-        return "storage answer"
+        return Reasons.STORAGE_ANSWER
     if isinstance(error, NotCalledError):
-        return "storage open"
-    return "storage error"
+        return Reasons.STORAGE_OPEN
+    return Reasons.STORAGE_ERROR

@@ -4,6 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Generic, NamedTuple, TypeVar, final
 
 from kvcache_core.contracts.storage import HiCacheStorage
+from kvcache_unified_hicache.reasons import Reasons
 from kvcache_unified_hicache.storage.answers import checked_lengths, checked_values
 from kvcache_unified_hicache.storage.books import Books, reason_of
 from kvcache_unified_hicache.storage.doubts import Doubts
@@ -96,7 +97,7 @@ class _Get(OperationJob):
         books.moved("fetch", arrived * self._fetch.frame.file_bytes, outcome.seconds)
         gone = len(self._keys) - arrived - len(read.bad) - len(read.errors)
         if gone:
-            books.missed("page gone", gone)
+            books.missed(Reasons.PAGE_GONE, gone)
         for _, reason in read.bad:
             books.missed(f"bad page: {reason}")
         if read.errors:

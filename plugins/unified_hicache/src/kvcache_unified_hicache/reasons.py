@@ -1,0 +1,46 @@
+"""Why a copy or a look-up gave nothing, in the words of the counters. docs/reference/counters.md is made of these texts."""
+
+from typing import Final, final
+
+
+@final
+class Reasons:
+    """What stands in `misses`, `dropped` and `postponed` of a `unified_radix_cache`, and what to do where one of them grows.
+    `bad page: ...` besides, for pages that did not verify: docs/page_format.md."""
+
+    NO_ROOM_IN_L1: Final = "no room in L1 for what L2 has"
+    """`misses`, loads: running requests hold too much of the device. Fewer requests at a time, or a larger pool."""
+    LOAD_NOT_STARTED: Final = "a load from L2 could not start"
+    """`misses`, loads: no memory for the source, here (the log says more, as a warning) or on another rank."""
+    LOAD_FAILED: Final = "copy to L1 failed"
+    """`misses`, transfers L2 -> L1, by component: the tokens were computed instead."""
+    NO_ROOM_FOR_FETCH: Final = "no room in L2 for what storage has"
+    """`misses`, prefetches: L2 is full of pages in use, or too small for `prefetch_threshold` tokens."""
+    NOT_LANDED: Final = "no memory in L2 for what came"
+    """`misses`, pages: they came from storage and the host pool could not take them; the log has the error."""
+    PAGE_GONE: Final = "page gone"
+    """`misses`, pages: the storage promised them and had them no more. Others remove there, or its capacity is small."""
+    STORAGE_TIMEOUT: Final = "storage timeout"
+    """`misses`, pages of calls that did not end in time."""
+    STORAGE_ANSWER: Final = "storage answer"
+    """`misses`, pages of calls that answered something other than the contract says: a fault of the backend."""
+    STORAGE_OPEN: Final = "storage open"
+    """`misses`, pages that were not asked for, because calls before had failed; `storage_state` says since when."""
+    STORAGE_ERROR: Final = "storage error"
+    """`misses`, pages of calls that raised; `storage_state` has the last error."""
+    START_LOST: Final = "start of the prefix lost"
+    """`dropped`: pages whose prefix lost its start, and which are of no use without it."""
+    TOO_MANY_BYTES_TO_L2: Final = "too many bytes in flight to L2"
+    """`postponed`, `dropped`: evicted faster than the copies go."""
+    NO_ROOM_IN_L2: Final = "no room in L2"
+    """`postponed`, `dropped`: all of L2 is in use, or the prefix is larger than it."""
+    COPY_FAILED: Final = "copy to L2 failed"
+    """`dropped`: the device copy was gone already when the transfer failed."""
+    TOO_MANY_BYTES_TO_L3: Final = "too many bytes in flight to L3"
+    """`postponed`, `dropped`: written faster than the storage takes it."""
+    UNAVAILABLE: Final = "the storage is unavailable"
+    """`postponed`, `dropped`: calls had failed, so it was not asked; `storage_state` says since when."""
+    NOT_CAPTURED: Final = "no memory to read the pages in L2"
+    """`postponed`, `dropped`: on the way to L3; the log has the error."""
+    NOT_STORED: Final = "the storage did not take it"
+    """`postponed`, `dropped`: it was asked and answered no, or failed. Its capacity, its permissions, `storage_state`."""
