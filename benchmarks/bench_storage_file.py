@@ -1,7 +1,7 @@
 """LocalFileStorage beside bare files and LMCache: writes, warm and cold reads of pages, and a root with very many files.
 
     python benchmarks/bench_storage_file.py [--quick] [--folder FOLDER] [--files 1000000]
-        [--peers FOLDER --peer-python PATH]
+        [--peer-python PATH]
 
 What is measured and how to read it: benchmarks/README.md.
 """
@@ -12,7 +12,6 @@ import json
 import os
 import platform
 import shutil
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
@@ -22,22 +21,15 @@ from radix_tree.figures import Figure, compare
 from radix_tree.rounds import STEADY, Worker
 from storage_file.guarded import Guarded
 from storage_file.many import make_files
-from storage_file.sides import Ours, RawFiles, rounds
+from storage_file.peer_side import LMCache
+from storage_file.sides import SLICE, Ours, RawFiles, rounds
 
 TARGETS = {"write": 1 / 0.8, "warm": 1 / 0.6, "cold": 1 / 0.9}
 """The most that our time may be of the raw time."""
 WORDS = {"write": "write", "warm": "warm read", "cold": "cold read"}
-PEER = {
-    ("write", "all"): "lmcache_disk_put",
-    ("warm", "50"): "lmcache_disk_batchget_warm",
-    ("cold", "50"): "lmcache_disk_batchget_cold",
-    ("warm", "1"): "lmcache_disk_get_warm",
-    ("cold", "1"): "lmcache_disk_get_cold",
-}
-"""The peer's rows, by what is done and how many pages are asked for at a time."""
 PEER_REQUEST = 50
-"""Pages that the peer's script asks for at a time."""
-PATHS = {"--folder", "--peers", "--peer-python", "--json", "--markdown"}
+"""Pages that an engine asks for at a time, and that one side writes or reads before it is the other's turn."""
+PATHS = {"--folder", "--peer-python", "--json", "--markdown"}
 
 
 def arguments() -> argparse.Namespace:
@@ -47,7 +39,6 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--mib", type=int, default=256, help="MiB of pages in a round (default 256)")
     parser.add_argument("--batch-mib", type=int, default=8, help="MiB of pages in one call (default 8, as the cache does it)")
     parser.add_argument("--files", type=int, default=20_000, help="small files in the large root (default 20,000)")
-    parser.add_argument("--peers", type=Path, help="folder with bench_lmcache_disk.py")
     parser.add_argument("--peer-python", type=Path, help="interpreter of an environment with LMCache")
     parser.add_argument("--peer-rounds", type=int, default=5, help="rounds beside the peer (default 5)")
     parser.add_argument("--quick", action="store_true", help="three rounds of a few pages: to see that it works")
@@ -72,7 +63,7 @@ def beside_raw_files(folder: Path, nbytes: int, args: argparse.Namespace) -> lis
     for name, (batch, options) in variants.items():
         raw = RawFiles(folder / "raw", nbytes, pages)
         ours = Ours(folder / "ours", nbytes, pages, batch, **options)
-        for what, (mine, theirs) in rounds((ours, raw), args.rounds).items():
+        for what, (mine, theirs) in rounds((ours, raw), args.rounds, max(batch, SLICE // nbytes)).items():
             # The targets are for the way the cache calls it: by batches.
             target = TARGETS[what] if batch > 1 and not options else None
             made.append(compare(f"{WORDS[what]} {kib}, {name}", mine, theirs, target, unit="us a page", clock="wall"))
@@ -83,35 +74,21 @@ def beside_raw_files(folder: Path, nbytes: int, args: argparse.Namespace) -> lis
 
 
 def beside_the_peer(folder: Path, nbytes: int, args: argparse.Namespace) -> list[Figure]:
-    """The peer's own script and we take turns: requests of as many pages with each side's own threads, and one page."""
+    """Requests of as many pages with each side's own threads, and one page."""
     pages, kib = args.mib * 2**20 // nbytes, f"{nbytes // 1024:,} KiB"
-    requests, calls = Guarded(folder / "ours", nbytes, pages, PEER_REQUEST), Ours(folder / "calls", nbytes, pages, 1)
-    mine: dict[tuple[str, str], list[float]] = {row: [] for row in PEER}
-    theirs: dict[tuple[str, str], list[float]] = {row: [] for row in PEER}
-    for _ in range(args.peer_rounds):
-        times = {"50": rounds((requests,), 1), "1": rounds((calls,), 1)}
-        times["all"] = times["50"]
-        found = run_peer(folder, nbytes, pages, args)
-        for (what, way), name in PEER.items():
-            mine[what, way] += times[way][what][0]
-            theirs[what, way].append(found[name])
-    for side in (requests, calls):
-        side.close()
     made: list[Figure] = []
-    for what, way in PEER:
-        name = f"{WORDS[what]} {kib}, {way} at a time, beside LMCache"
-        made.append(compare(name, mine[what, way], theirs[what, way], 1.0, unit="us a page", clock="wall"))
+    for request in (PEER_REQUEST, 1):
+        side = Ours(folder / "ours", nbytes, pages, 1) if request == 1 else Guarded(folder / "ours", nbytes, pages, request)
+        peer = LMCache(folder / "peer", nbytes, pages, request, args.peer_python)
+        for what, (mine, theirs) in rounds((side, peer), args.peer_rounds, PEER_REQUEST).items():
+            # Nobody writes one page and waits: LMCache's writes are tasks of its own threads.
+            if what != "write" or request > 1:
+                name = f"{WORDS[what]} {kib}, {request} at a time, beside LMCache"
+                made.append(compare(name, mine, theirs, 1.0, unit="us a page", clock="wall"))
+        for each in (side, peer):
+            each.close()
+            shutil.rmtree(each.folder)
     return made
-
-
-def run_peer(folder: Path, nbytes: int, pages: int, args: argparse.Namespace) -> dict[str, float]:
-    """Microseconds a page by the names of its rows."""
-    out = folder / "peer.json"
-    script = args.peers.resolve() / "bench_lmcache_disk.py"
-    sizes = ["--pages", str(pages), "--fsync-pages", "1", "--reps", "1", "--sizes", str(nbytes)]
-    command = [str(args.peer_python.absolute()), str(script), *sizes, "--dir", str(folder / "peer"), "--json", str(out)]
-    subprocess.run(command, check=True, stdout=subprocess.DEVNULL, cwd=folder)
-    return {row["name"]: row["us_per_page"] for row in json.loads(out.read_text()) if "us_per_page" in row}
 
 
 def large_root(folder: Path, args: argparse.Namespace) -> list[Figure]:
@@ -155,8 +132,8 @@ def main() -> int:
         folder = Path(name)
         for nbytes in (256 * 1024, 1024 * 1024):
             made += shown(beside_raw_files(folder, nbytes, args))
-            if args.peers is None or args.peer_python is None:
-                print("peer: not run (LMCache: --peers, --peer-python)\n")
+            if args.peer_python is None:
+                print("peer: not run (LMCache: --peer-python)\n")
             else:
                 made += shown(beside_the_peer(folder, nbytes, args))
         made += shown(large_root(folder, args))

@@ -1,7 +1,8 @@
 """The same pages through the storage guard over LocalFileStorage, the way the cache writes and reads them. It only times."""
 
 import os
-from collections.abc import Callable, Iterator, Sequence
+import time
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import final
 
@@ -13,7 +14,7 @@ from kvcache_storage_file.storage import make
 from kvcache_unified_hicache.storage.guard import GuardSettings, StorageGuard
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 from kvcache_unified_hicache.storage.room import Room
-from storage_file.sides import Side
+from storage_file.sides import Side, in_batches
 
 CLOSE_SECONDS = 5.0
 
@@ -49,12 +50,13 @@ class Guarded(Side):
         self._values = [self._frame.new_value() for _ in range(request)]
         for value in self._values:
             self._frame.payload_of(value)[:] = os.urandom(nbytes)
-        keys = [os.urandom(32).hex() for _ in range(pages)]
-        self._requests = [keys[start : start + request] for start in range(0, pages, request)]
+        self._keys = [os.urandom(32).hex() for _ in range(pages)]
+        self._request = request
         self._room = OneBuffer(memoryview(bytearray(request * nbytes)), nbytes)
 
-    def writes(self) -> Iterator[int]:
-        for keys in self._requests:
+    def write(self, first: int, n: int) -> float:
+        start = time.perf_counter()
+        for keys in in_batches(self._keys[first : first + n], self._request):
 
             def sealed(keys: Sequence[str] = keys) -> Sequence[bytearray]:
                 values = self._values[: len(keys)]
@@ -63,14 +65,16 @@ class Guarded(Side):
                 return values
 
             self._wait(lambda done, keys=keys, make=sealed: self._guard.store(keys, self.nbytes, make, done))
-            yield len(keys)
+        return time.perf_counter() - start
 
-    def read(self) -> None:
-        for keys in self._requests:
+    def read(self, first: int, n: int) -> float:
+        start = time.perf_counter()
+        for keys in in_batches(self._keys[first : first + n], self._request):
             self._wait(lambda done, keys=keys: self._guard.fetch(keys, self._frame, self._room, done))
+        return time.perf_counter() - start
 
     def empty(self) -> None:
-        self._storage.delete([key for keys in self._requests for key in keys])
+        self._storage.delete(self._keys)
 
     def close(self) -> None:
         super().close()

@@ -3,7 +3,7 @@
 import os
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import final
 
@@ -16,11 +16,11 @@ from kvcache_unified_hicache.storage.page_frame import PageFrame
 DIFFERENT = 16
 """Pages with contents of their own; they are written again and again under other keys."""
 SLICE = 32 * 2**20
-"""Bytes that one side writes before it is the other's turn."""
+"""Bytes that one side writes or reads before it is the other's turn."""
 
 
 class Side(ABC):
-    """`pages` of `nbytes` in a folder of its own. Times are microseconds a page, in wall time."""
+    """`pages` of `nbytes` in a folder of its own, numbered. Times are wall time."""
 
     def __init__(self, folder: Path, nbytes: int, pages: int) -> None:
         self.folder = folder
@@ -28,28 +28,19 @@ class Side(ABC):
         self.pages = pages
 
     @abstractmethod
-    def writes(self) -> Iterator[int]:
-        """Write all pages, call by call: how many each call wrote."""
+    def write(self, first: int, n: int) -> float:
+        """Write `n` pages from `first` on, and say how many seconds it took."""
 
     @abstractmethod
-    def read(self) -> None: ...
+    def read(self, first: int, n: int) -> float:
+        """As `write`."""
 
     @abstractmethod
     def empty(self) -> None:
         """Remove all pages."""
 
-    def timed_read(self, *, cold: bool) -> float:
-        if cold:
-            drop(self.folder)
-        return self._timed(self.read)
-
     def close(self) -> None:
         self.empty()
-
-    def _timed(self, work) -> float:
-        start = time.perf_counter()
-        work()
-        return (time.perf_counter() - start) / self.pages * 1e6
 
 
 @final
@@ -63,17 +54,20 @@ class RawFiles(Side):
         self._paths = [str(folder / f"{number:06d}.bin") for number in range(pages)]
         self._buffer = bytearray(nbytes)
 
-    def writes(self) -> Iterator[int]:
-        for number, path in enumerate(self._paths):
+    def write(self, first: int, n: int) -> float:
+        start = time.perf_counter()
+        for number, path in enumerate(self._paths[first : first + n], start=first):
             with open(path + ".tmp", "wb", buffering=0) as file:  # noqa: PTH123 - the barest way there is
                 file.write(self._values[number % DIFFERENT])
             os.replace(path + ".tmp", path)  # noqa: PTH105
-            yield 1
+        return time.perf_counter() - start
 
-    def read(self) -> None:
-        for path in self._paths:
+    def read(self, first: int, n: int) -> float:
+        start = time.perf_counter()
+        for path in self._paths[first : first + n]:
             with open(path, "rb", buffering=0) as file:  # noqa: PTH123
                 file.readinto(self._buffer)
+        return time.perf_counter() - start
 
     def empty(self) -> None:
         for path in self.folder.iterdir():
@@ -91,51 +85,55 @@ class Ours(Side):
         self._values = [self._frame.new_value() for _ in range(max(DIFFERENT, batch))]
         for value in self._values:
             self._frame.payload_of(value)[:] = os.urandom(nbytes)
-        keys = [os.urandom(32).hex() for _ in range(pages)]
-        self._batches = [keys[start : start + batch] for start in range(0, pages, batch)]
+        self._keys = [os.urandom(32).hex() for _ in range(pages)]
+        self._batch = batch
 
-    def writes(self) -> Iterator[int]:
-        number = 0
-        for keys in self._batches:
+    def write(self, first: int, n: int) -> float:
+        start, number = time.perf_counter(), first
+        for keys in in_batches(self._keys[first : first + n], self._batch):
             # A page is sealed for its key, so the same contents need a value each in a batch.
             values = [self._values[(number + at) % len(self._values)] for at in range(len(keys))]
             for key, value in zip(keys, values, strict=True):
                 self._frame.seal(key, value)
             self._storage.set(keys, values)
             number += len(keys)
-            yield len(keys)
+        return time.perf_counter() - start
 
-    def read(self) -> None:
-        for keys in self._batches:
+    def read(self, first: int, n: int) -> float:
+        start = time.perf_counter()
+        for keys in in_batches(self._keys[first : first + n], self._batch):
             for key, value in zip(keys, self._storage.get(keys), strict=True):
                 assert value is not None
                 self._frame.open(key, value)
                 del value  # its memory is the next one's
+        return time.perf_counter() - start
 
     def empty(self) -> None:
-        self._storage.delete([key for keys in self._batches for key in keys])
+        self._storage.delete(self._keys)
 
     def close(self) -> None:
         super().close()
         self._storage.close()
 
 
-def timed_writes(sides: Sequence[Side]) -> list[float]:
-    """Microseconds a page of each side. All start empty and take turns every SLICE bytes, and before each turn the system writes
-    back what there is: how it does that in the background would otherwise be what is compared."""
-    for side in sides:
-        side.empty()
-    calls = [side.writes() for side in sides]
-    seconds, written = [0.0] * len(sides), [0] * len(sides)
-    while any(done < side.pages for done, side in zip(written, sides, strict=True)):
-        for at, side in enumerate(sides):
-            upto = min(side.pages, written[at] + max(1, SLICE // side.nbytes))
-            os.sync()
-            start = time.perf_counter()
-            while written[at] < upto:
-                written[at] += next(calls[at])
-            seconds[at] += time.perf_counter() - start
-    return [spent / side.pages * 1e6 for spent, side in zip(seconds, sides, strict=True)]
+def in_batches(keys: Sequence[str], batch: int) -> Iterator[Sequence[str]]:
+    return (keys[start : start + batch] for start in range(0, len(keys), batch))
+
+
+def in_turns(
+    sides: Sequence[Side], turn: int, work: Callable[[Side, int, int], float], before: Callable[[], None] | None = None
+) -> list[float]:
+    """Microseconds a page of each side. They take turns every `turn` pages and who begins alternates: what the disk, or the
+    memory that the page cache is given, happens to be like meets all of them. `before` each turn."""
+    pages = min(side.pages for side in sides)
+    seconds = [0.0] * len(sides)
+    for first in range(0, pages, turn):
+        order = range(len(sides)) if first // turn % 2 == 0 else range(len(sides) - 1, -1, -1)
+        for at in order:
+            if before is not None:
+                before()
+            seconds[at] += work(sides[at], first, min(turn, pages - first))
+    return [spent / pages * 1e6 for spent in seconds]
 
 
 def drop(folder: Path) -> None:
@@ -153,16 +151,20 @@ def _files(folder: Path) -> Iterator[str]:
             yield f"{place}/{name}"
 
 
-def rounds(sides: Sequence[Side], n: int) -> dict[str, list[list[float]]]:
-    """`write`, `warm`, `cold`: for each side its rounds. Sides take turns, and who begins alternates."""
+def rounds(sides: Sequence[Side], n: int, turn: int) -> dict[str, list[list[float]]]:
+    """`write`, `warm`, `cold`: for each side its rounds. All start empty. Before each turn of writing the system writes back what
+    there is: how it does that in the background would otherwise be what is compared."""
     made: dict[str, list[list[float]]] = {what: [[] for _ in sides] for what in ("write", "warm", "cold")}
-    for number in range(n):
-        order = range(len(sides)) if number % 2 == 0 else range(len(sides) - 1, -1, -1)
-        for at, spent in zip(order, timed_writes([sides[at] for at in order]), strict=True):
-            made["write"][at].append(spent)
-        for at in order:
-            sides[at].read()
-            made["warm"][at].append(sides[at].timed_read(cold=False))
-        for at in order:
-            made["cold"][at].append(sides[at].timed_read(cold=True))
+    for _ in range(n):
+        for side in sides:
+            side.empty()
+        found = {"write": in_turns(sides, turn, lambda side, first, n: side.write(first, n), os.sync)}
+        for what in ("once", "warm", "cold"):
+            if what == "cold":
+                for side in sides:
+                    drop(side.folder)
+            found[what] = in_turns(sides, turn, lambda side, first, n: side.read(first, n))
+        for what, of in made.items():
+            for at, spent in enumerate(found[what]):
+                of[at].append(spent)
     return made
