@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+from kvcache_core.component_check import checked_component
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.config.resolve import Resolution, resolve
 from kvcache_core.contracts.cache import BasePrefixCache
@@ -77,7 +78,7 @@ def _fill(deps: CacheDeps, resolution: Resolution, registry: Registry) -> CacheD
     components: dict[str, ComponentFactory] = {}
     for name in resolution.components:
         component = registry.component(name)
-        components[name] = load_target(component.descriptor.factory, component.source)
+        components[name] = checked_component(load_target(component.descriptor.factory, component.source), component.source)
     storage = None
     if resolution.storage is not None:
         backend = registry.storage(resolution.storage)

@@ -29,7 +29,7 @@ class CacheObserver(Protocol):
 
 
 class ComponentFactory(Protocol):
-    """Makes one TreeComponent. `options` is an instance of the descriptor's config model, or None."""
+    """Makes one TreeComponent. `options` is None: what a component has to know, its `spec` says."""
 
     def __call__(self, options: Any, spec: ComponentSpec, tiers: ComponentTiers) -> TreeComponent: ...
 

@@ -39,6 +39,7 @@ RESERVED_FLAGS = frozenset(
 )
 """The flags of the section `hicache`, kept equal to the model by the same test."""
 RESERVED_KINDS = frozenset({"none"})
+CAPABILITIES = frozenset({"persistent", "shared", "scan", "capacity"})
 
 
 def faults_of(kind: Kind, descriptor: Descriptor) -> Iterator[str]:
@@ -57,7 +58,7 @@ def faults_of(kind: Kind, descriptor: Descriptor) -> Iterator[str]:
         case TreeComponentDescriptor():
             yield from _target_faults(kind, descriptor.name, "factory", descriptor.factory)
             if descriptor.options is not None:
-                yield from _options_faults(kind, descriptor.name, descriptor.options)
+                yield f"{kind} '{descriptor.name}' has options, and no configuration could give them: see ComponentSpec"
         case CacheTypeDescriptor() | ObserverDescriptor():
             yield from _target_faults(kind, descriptor.name, "factory", descriptor.factory)
 
@@ -84,6 +85,9 @@ def _storage_faults(descriptor: StorageBackendDescriptor) -> Iterator[str]:
     fields = descriptor.options.model_fields
     if "kind" in fields:
         yield f"options of storage backend '{descriptor.name}' may not have a field 'kind': it names the backend"
+    for unknown in sorted(set(descriptor.capabilities) - CAPABILITIES):
+        known = ", ".join(sorted(CAPABILITIES))
+        yield f"storage backend '{descriptor.name}' declares the capability {unknown!r}, which is none of {known}"
     for field, flag in descriptor.flags:
         if field not in fields:
             yield f"flag {flag} of storage backend '{descriptor.name}' is for the option '{field}', which does not exist"

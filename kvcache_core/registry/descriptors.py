@@ -65,9 +65,9 @@ class TreeComponentDescriptor:
     summary: str
     """One line for `kvcache plugins list`."""
     factory: str
-    """Path "module:attribute" of `(options, spec, tiers) -> TreeComponent`."""
+    """Path "module:attribute" of `(options, spec, tiers) -> TreeComponent`; `options` is None."""
     options: type[PluginOptions] | None = None
-    """Model of the options that `factory` gets; None for a component without any."""
+    """None: no configuration has a section for a component. What it has to know, the host's ComponentSpec says."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -7,9 +7,9 @@ from pydantic import BaseModel, ConfigDict
 
 
 class PluginOptions(BaseModel):
-    """Base of the options a plugin takes: unknown keys are errors, values are frozen."""
+    """Base of the options a plugin takes: unknown keys are errors, defaults are validated like values, and all are frozen."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
 
 
 def is_model(candidate: object) -> bool:

@@ -3,7 +3,7 @@
 import logging
 from collections.abc import Callable
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -13,6 +13,7 @@ from kvcache_conformance.installed import registry_of
 from kvcache_core.builder import build_kv_cache
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
+from kvcache_core.contracts.component import ComponentTiers
 from kvcache_core.contracts.model_spec import ComponentSpec, ModelSpec
 from kvcache_core.contracts.pools import PageArray
 from kvcache_core.contracts.results import Indices
@@ -136,6 +137,8 @@ def test_components_storage_and_observers_come_from_plugins(deps: CacheDeps, plu
     cache = build_kv_cache(config, deps, registry)
     ((_, given),) = made.calls
     assert {name: getattr(factory, "__name__", None) for name, factory in given.components.items()} == {"full": "component"}
+    with pytest.raises(PluginError, match=r"component 'full' of acme-parts 1\.0 .* cannot be made: AttributeError"):
+        given.components["full"](None, deps.model.components[0], cast("ComponentTiers", None))
     assert getattr(given.storage, "__name__", None) == "storage"
     assert len(given.observers) == 1
     observer_class = registry.observers()[0].descriptor.factory

@@ -103,6 +103,7 @@ def test_malformed_cache_type_is_refused(found: Found, descriptor: str, fault: s
         ("options=Options, flags=(('nope', '--hicache-storage-nope'),)", "the option 'nope', which does not exist"),
         ("options=Options, flags=(('path', '--path'),)", "must match"),
         ("options=Options, flags=(('path', '--hicache-ratio'),)", "is taken by a field of hicache"),
+        ("options=Options, capabilities=frozenset({'persistant'})", "'persistant', which is none of capacity, persistent, scan"),
     ],
 )
 def test_malformed_storage_backend_is_refused(found: Found, arguments: str, fault: str):
@@ -117,6 +118,19 @@ def test_malformed_storage_backend_is_refused(found: Found, arguments: str, faul
     """)
     assert record.stage is Stage.DESCRIPTORS
     assert record.error is not None and fault in record.error
+
+
+def test_a_component_with_options_is_refused(found: Found):
+    """Nothing could give them: the factory would get None, and go on with whatever it takes that for."""
+    record = found("""
+        class Options(PluginOptions):
+            chunk: int = 8192
+        @hookimpl
+        def kvcache_tree_components():
+            return [TreeComponentDescriptor(name="x", summary="a", factory="a.b:c", options=Options)]
+    """)
+    assert record.stage is Stage.DESCRIPTORS
+    assert record.error is not None and "has options, and no configuration could give them" in record.error
 
 
 @pytest.mark.parametrize(
