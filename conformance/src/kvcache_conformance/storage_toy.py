@@ -17,11 +17,12 @@ Place = tuple[str, int, str]
 
 @final
 class ToyDisk:
-    """What outlives an opener. `pages` is in the order of the last writing; use it under `lock`."""
+    """What outlives an opener. `pages` is in the order of the last use, and `used` has its times; use them under `lock`."""
 
     def __init__(self) -> None:
         self.lock = threading.Lock()
         self.pages: dict[Place, bytes] = {}
+        self.used: dict[Place, float] = {}
 
 
 class ToyStorage(HiCacheStorage):
@@ -38,26 +39,40 @@ class ToyStorage(HiCacheStorage):
 
     def get(self, keys: Sequence[str]) -> list[bytes | None]:
         with self.disk.lock:
-            return [self.disk.pages.get(self.place(key)) for key in keys]
+            return [self.take(self.place(key)) for key in keys]
 
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
+        self.check_writable()
         for key, value in zip(keys, values, strict=True):
             with self.disk.lock:
                 self.put(self.place(key), bytes(value))
 
     def delete(self, keys: Sequence[str]) -> None:
+        self.check_writable()
         with self.disk.lock:
             for key in keys:
                 self.disk.pages.pop(self.place(key), None)
 
     def scan(self) -> Iterator[StoredPage]:
         with self.disk.lock:
-            pages = [*self.disk.pages.items()]
-        for (model_id, page_size, key), value in pages:
-            yield StoredPage(key, model_id, page_size, len(value), time.time())
+            pages = [(place, len(value), self.disk.used.get(place, 0.0)) for place, value in self.disk.pages.items()]
+        for (model_id, page_size, key), nbytes, used in pages:
+            yield StoredPage(key, model_id, page_size, nbytes, used)
+
+    def check_writable(self) -> None:
+        if self.scope.read_only:
+            raise PermissionError("this storage was opened to be read only")
 
     def place(self, key: str) -> Place:
         return self.scope.model_id, self.scope.page_size, key
+
+    def take(self, place: Place) -> bytes | None:
+        """One value, which is the newest from now on; the caller holds the lock."""
+        value = self.disk.pages.get(place)
+        if value is not None and not self.scope.read_only:
+            self.disk.pages[place] = self.disk.pages.pop(place)
+            self.disk.used[place] = time.time()
+        return value
 
     def put(self, place: Place, value: bytes) -> None:
         """Store one value as the newest, and make room first; the caller holds the lock."""
@@ -69,6 +84,7 @@ class ToyStorage(HiCacheStorage):
             while sum(map(len, pages.values())) + len(value) > self.max_bytes:
                 del pages[next(iter(pages))]
         pages[place] = value
+        self.disk.used[place] = time.time()
 
 
 @final
