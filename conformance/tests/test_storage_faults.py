@@ -65,6 +65,37 @@ class EvictsTheNewest(ToyStorage):
             super().put(place, value)
 
 
+class EvictsInTheOrderOfWriting(ToyStorage):
+    def take(self, place):
+        return self.disk.pages.get(place)
+
+
+class EvictsWhatWasRead(ToyStorage):
+    """A page that was read has had its time."""
+
+    def take(self, place):
+        value = self.disk.pages.get(place)
+        if value is not None:
+            self.disk.pages = {place: value} | self.disk.pages
+        return value
+
+
+class ReadsIntoBuffersWithoutUse(ToyStorage):
+    def get_into(self, keys, buffers):
+        found = [self.disk.pages.get(self.place(key)) for key in keys]
+        for value, (buffer,) in zip(found, buffers, strict=True):
+            buffer[:] = value or bytes(len(buffer))
+        return [None if value is None else len(value) for value in found]
+
+
+class LimitsEachScope(ToyStorage):
+    def put(self, place, value):
+        pages, mine = self.disk.pages, {at: old for at, old in self.disk.pages.items() if at[:2] == place[:2]}
+        self.disk.pages = mine
+        super().put(place, value)
+        self.disk.pages = {at: old for at, old in pages.items() if at not in mine} | mine
+
+
 class RefreshesWhenAsked(ToyStorage):
     def exists(self, keys):
         for key in keys:
@@ -179,6 +210,10 @@ class TestFaultsOfOptionalParts(StorageFaultTests):
         (CountsOneBatchLate, "test_a_batch_above_the_limit_leaves_it_bounded"),
         (EvictsTheNewest, "test_three_times_the_limit_leaves_the_newest"),
         (RefreshesWhenAsked, "test_three_times_the_limit_leaves_the_newest"),
+        (EvictsInTheOrderOfWriting, "test_what_is_read_is_used"),
+        (EvictsWhatWasRead, "test_what_is_read_is_used"),
+        (ReadsIntoBuffersWithoutUse, "test_what_is_read_is_used"),
+        (LimitsEachScope, "test_the_limit_is_of_all_scopes_together"),
         (CountsOverwrittenPages, "test_overwriting_and_deleting_take_no_room"),
         (EvictsAllForAHugeValue, "test_a_value_above_the_limit_harms_nothing"),
         (KnowsOnlyWhatItWrote, "test_a_lower_limit_holds_after_opening_again"),

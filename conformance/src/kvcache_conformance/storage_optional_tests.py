@@ -1,8 +1,10 @@
-"""The Optional parts of the kit, each switched by the capability of its name: `persistent`, `shared`, `scan`, `capacity`."""
+"""The Optional parts of the kit, each switched by the capability of its name: `persistent`, `shared`, `scan`.
+
+`capacity` has a file of its own, `storage_capacity_tests`.
+"""
 
 import time
 from abc import ABC
-from contextlib import suppress
 from dataclasses import replace
 from functools import partial
 
@@ -14,8 +16,6 @@ from kvcache_conformance.storage_processes import OtherProcess, StorageOpener, f
 from kvcache_conformance.storage_thread_tests import expect_whole
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
 
-PAGE_BYTES = 16_384
-LIMIT = 10 * PAGE_BYTES
 A_DAY = 86_400.0
 
 
@@ -177,75 +177,5 @@ class ScanStorageTests(StorageKit, ABC):
         assert not [page for page in bench.open().scan() if page.key in mine], "scan named a page that was deleted"
 
 
-class CapacityStorageTests(StorageKit, ABC):
-    """`max_bytes` bounds what is kept. Nothing is said of how close a backend comes to it, except that it is half used."""
-
-    def test_three_times_the_limit_leaves_the_newest(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        storage, keys = bench.open_limited(LIMIT), new_keys(30)
-        for number, key in enumerate(keys):
-            storage.set([key], [content(PAGE_BYTES, number)])
-            _expect_bounded(storage, keys, LIMIT)
-            # Asking is no use: the oldest goes all the same.
-            storage.exists(keys[:1])
-        expect_pages(storage, keys[-5:], [content(PAGE_BYTES, number) for number in range(25, 30)])
-        expect_exists(storage, keys[:10], [False] * 10)
-
-    def test_a_batch_above_the_limit_leaves_it_bounded(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        storage, keys = bench.open_limited(LIMIT), new_keys(30)
-        storage.set(keys, [content(PAGE_BYTES, number) for number in range(30)])
-        _expect_bounded(storage, keys, LIMIT)
-        for number, value in enumerate(storage.get(keys)):
-            assert value in (None, content(PAGE_BYTES, number)), "a value is wrong"
-
-    def test_overwriting_and_deleting_take_no_room(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        storage, keys = bench.open_limited(LIMIT), new_keys(5)
-        for number in range(6):
-            storage.set(keys, [content(PAGE_BYTES, number)] * 5)
-        expect_pages(storage, keys, [content(PAGE_BYTES, 5)] * 5)
-        for number in range(6):
-            more = new_keys(3)
-            storage.set(more, [content(PAGE_BYTES // 2, number)] * 3)
-            storage.delete(more)
-        expect_pages(storage, keys, [content(PAGE_BYTES, 5)] * 5)
-
-    def test_a_value_above_the_limit_harms_nothing(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        storage, (huge, small) = bench.open_limited(LIMIT), new_keys(2)
-        with suppress(Exception):  # a backend may refuse it, in whatever words
-            storage.set([huge], [content(2 * LIMIT)])
-        expect_pages(storage, [huge], [None])
-        storage.set([small], [content(PAGE_BYTES)])
-        expect_pages(storage, [small], [content(PAGE_BYTES)])
-
-    def test_a_lower_limit_holds_after_opening_again(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        self.part("persistent")
-        storage, keys = bench.open_limited(LIMIT), new_keys(9)
-        storage.set(keys[:8], [content(PAGE_BYTES)] * 8)
-        bench.close(storage)
-        storage = bench.open_limited(LIMIT // 2)
-        storage.set(keys[8:], [content(PAGE_BYTES)])
-        _expect_bounded(storage, keys, LIMIT // 2)
-        expect_exists(storage, keys[8:], [True])
-
-    def test_one_who_only_looks_makes_no_room(self, bench: StorageBench) -> None:
-        self.part("capacity")
-        self.part("persistent")
-        storage, keys = bench.open_limited(LIMIT), new_keys(8)
-        storage.set(keys, [content(PAGE_BYTES, number) for number in range(8)])
-        bench.close(storage)
-        bench.close(bench.open_limited(LIMIT // 4, replace(SCOPE, read_only=True)))
-        expect_pages(bench.open_limited(LIMIT), keys, [content(PAGE_BYTES, number) for number in range(8)])
-
-
 def _tuple(scope: StorageScope) -> tuple[str, int]:
     return scope.model_id, scope.page_size
-
-
-def _expect_bounded(storage: HiCacheStorage, keys: list[str], limit: int) -> None:
-    """All values have PAGE_BYTES."""
-    kept = PAGE_BYTES * sum(storage.exists(keys))
-    assert kept <= limit, f"{kept} bytes are kept, the limit is {limit}"

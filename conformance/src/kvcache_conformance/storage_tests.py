@@ -18,14 +18,10 @@ from typing import Any, ClassVar
 
 from kvcache_conformance.prefix_cache_machine import not_reached
 from kvcache_conformance.storage_basic_tests import BasicStorageTests
+from kvcache_conformance.storage_capacity_tests import CapacityStorageTests
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_conformance.storage_machine import expected_events, run_storage_machine
-from kvcache_conformance.storage_optional_tests import (
-    CapacityStorageTests,
-    PersistentStorageTests,
-    ScanStorageTests,
-    SharedStorageTests,
-)
+from kvcache_conformance.storage_optional_tests import PersistentStorageTests, ScanStorageTests, SharedStorageTests
 from kvcache_conformance.storage_processes import StorageOpener
 from kvcache_conformance.storage_raw_tests import RawStorageTests
 from kvcache_conformance.storage_thread_tests import ThreadStorageTests
