@@ -79,28 +79,12 @@ class SortsTheCallersKeys(ToyStorage):
         return super().exists(keys)
 
 
-class ReadsInto(ToyStorage):
-    """Well, except for what a subclass says."""
-
-    def get_into(self, keys, buffers):
-        return [self.fill(value, places) for value, places in zip(self.get(keys), buffers, strict=True)]
-
-    def fill(self, value, places):
-        if value is None or len(value) != sum(map(len, places)):
-            return None if value is None else len(value)
-        at = 0
-        for place in places:
-            place[:] = value[at : at + len(place)]
-            at += len(place)
-        return at
-
-
-class FillsTheFirstBufferAlone(ReadsInto):
+class FillsTheFirstBufferAlone(ToyStorage):
     def fill(self, value, places):
         return super().fill(value, places[:1])
 
 
-class SaysWhatItWrote(ReadsInto):
+class SaysWhatItWrote(ToyStorage):
     def fill(self, value, places):
         room = sum(map(len, places))
         return None if value is None else super().fill(value[:room].ljust(room, b"\0"), places)

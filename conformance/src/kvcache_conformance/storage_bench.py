@@ -8,6 +8,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Protocol, Self, final
 
+from kvcache_conformance.storage_buffers import expect_into
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
 
 SCOPE = StorageScope(model_id="conformance", page_size=16)
@@ -87,9 +88,10 @@ def expect_get(storage: HiCacheStorage, keys: Sequence[str], wanted: Sequence[by
 
 
 def expect_pages(storage: HiCacheStorage, keys: Sequence[str], wanted: Sequence[bytes | None]) -> None:
-    """Both `exists` and `get` say that these are the pages."""
+    """`exists`, `get` and, where it is offered, `get_into` say that these are the pages."""
     expect_exists(storage, keys, [value is not None for value in wanted])
     expect_get(storage, keys, wanted)
+    expect_into(storage, keys, wanted)
 
 
 def _compare(call: str, keys: Sequence[str], found: list[Any], wanted: Sequence[object], types: tuple[type, ...]) -> None:

@@ -41,6 +41,9 @@ class ToyStorage(HiCacheStorage):
         with self.disk.lock:
             return [self.take(self.place(key)) for key in keys]
 
+    def get_into(self, keys: Sequence[str], buffers: Sequence[Sequence[memoryview]]) -> list[int | None] | None:
+        return [self.fill(value, places) for value, places in zip(self.get(keys), buffers, strict=True)]
+
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         self.check_writable()
         for key, value in zip(keys, values, strict=True):
@@ -73,6 +76,15 @@ class ToyStorage(HiCacheStorage):
             self.disk.pages[place] = self.disk.pages.pop(place)
             self.disk.used[place] = time.time()
         return value
+
+    def fill(self, value: bytes | None, places: Sequence[memoryview]) -> int | None:
+        """Write one value to its buffers if it is as long as they are together; its length."""
+        if value is not None and len(value) == sum(map(len, places)):
+            at = 0
+            for place in places:
+                place[:] = value[at : at + len(place)]
+                at += len(place)
+        return None if value is None else len(value)
 
     def put(self, place: Place, value: bytes) -> None:
         """Store one value as the newest, and make room first; the caller holds the lock."""
