@@ -40,7 +40,7 @@ class TreeComponent(ABC):
         never decreases with `length`. And it is below `length` for every length above 0, or equal to `length` for every one (a
         window of the own position alone, which needs nothing of a prefix). A geometry that can go on from some lengths without
         any data (chunked local attention, where a chunk begins: `length - length % chunk`) asks for the last position there:
-        `min(length - length % chunk, length - 1)`.
+        `max(0, min(length - length % chunk, length - 1))`.
         """
 
     @final

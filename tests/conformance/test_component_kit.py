@@ -135,6 +135,35 @@ def test_needs_that_come_and_go_are_noticed_by_one_test_alone(first_needed):
         kit.test_it_needs_something_at_every_length_or_at_none()
 
 
+class ManyTokens(TestFullGeometry):
+    """A chunk of 100,000 tokens, which the kit's own lengths do not reach the end of."""
+
+    prefix_closed = False
+
+    def make_component(self, tiers):
+        return Window("full", tiers, lambda length: max(0, min(length - length % 100_000, length - 1)))
+
+    def needs(self, length, position):
+        return position // 100_000 == length // 100_000 or position == length - 1
+
+
+def test_lengths_that_show_nothing_are_noticed():
+    kit = ManyTokens()
+    kit.test_first_needed_is_the_first_position_that_is_read()
+    with pytest.raises(AssertionError, match="give `lengths` beyond what the component reads"):
+        kit.test_the_lengths_are_long_enough_to_tell()
+    kit.lengths = (1, 99_999, 100_000, 100_001)
+    kit.test_the_lengths_are_long_enough_to_tell()
+    kit.test_first_needed_is_the_first_position_that_is_read()
+
+
+def test_a_fault_beyond_8192_tokens_is_noticed():
+    kit = kit_of(lambda tiers: Window("swa", tiers, lambda n: max(0, n - 5) if n < 8192 else max(0, n - 4)))
+    kit.test_first_needed_lies_within_the_prefix()
+    with pytest.raises(AssertionError):
+        kit.test_first_needed_is_the_first_position_that_is_read()
+
+
 def test_a_component_with_a_memory_is_noticed():
     first_needed = growing()
     kit = kit_of(lambda tiers: Window("swa", tiers, first_needed))

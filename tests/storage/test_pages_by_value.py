@@ -57,6 +57,33 @@ def test_a_foreign_page_is_a_counted_miss_and_repaired(start):
     assert not third.cache.counters.misses
 
 
+def what_is_there(store):
+    return {path: (path.read_bytes() if path.is_file() else b"", path.stat().st_mtime_ns) for path in store.folder.rglob("*")}
+
+
+def test_a_storage_that_is_only_read_stays_as_it_is(start):
+    """Also what is damaged in it, and the times by which its keepers know what was used."""
+    first = start()
+    first.serve(conversation(1, 2))
+    first.cache.close()
+    files = page_files(first)
+    files[0].write_bytes(files[0].read_bytes()[:-1])
+    before = what_is_there(first)
+    reader = start(hicache={"persist_on": "never"})
+    assert reader.serve(conversation(1, 2)).computed > 4
+    reader.serve(conversation(2, 3))
+    assert reader.cache.counters.misses == {"bad page: not a page": 1} and reader.cache.counters.storage_state == "ok"
+    reader.cache.close()
+    assert what_is_there(first) == before
+
+
+def test_a_storage_that_is_only_read_and_not_there_fails_the_start(start, tmp_path):
+    """A wrong path must not become a silent miss for every page, nor a folder."""
+    with pytest.raises(StorageError, match=r"cannot use the folder .*No such file or directory"):
+        start(hicache={"persist_on": "never"})
+    assert list(tmp_path.iterdir()) == []
+
+
 @pytest.mark.parametrize(
     "damage",
     [lambda b: b[:-1], lambda b: b + b"x", lambda b: b"", lambda b: b[:140] + bytes([b[140] ^ 1]) + b[141:]],

@@ -14,6 +14,7 @@ formula for the first of them. It does not know trees or caches.
 """
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from typing import ClassVar, final
 
 import numpy as np
@@ -22,7 +23,8 @@ from kvcache_core.contracts.component import ComponentTiers, TreeComponent
 from kvcache_core.contracts.model_spec import ComponentSpec
 from kvcache_core.contracts.results import Indices
 
-LENGTHS = (*range(70), 127, 128, 129, 1023, 1024, 4097)
+LENGTHS = (*range(70), 127, 128, 129, 1023, 1024, 4097, 8191, 8192, 8193, 40_000)
+"""Beyond most windows, and both sides of where they begin and end."""
 
 
 @final
@@ -43,9 +45,11 @@ class CountingTiers:
 
 
 class TreeComponentTests(ABC):
-    """Subclass, and give `spec`, `make_component` and `needs`. `prefix_closed`, `at_node_end`: what the component should say."""
+    """Subclass, and give `spec`, `make_component` and `needs`. `prefix_closed`, `at_node_end`: what the component should say.
+    `lengths`: what is looked at; some must be longer than what a forward reads, or there is nothing to see."""
 
     spec: ClassVar[ComponentSpec]
+    lengths: ClassVar[Sequence[int]] = LENGTHS
     prefix_closed: ClassVar[bool] = False
     at_node_end: ClassVar[bool] = False
 
@@ -67,44 +71,50 @@ class TreeComponentTests(ABC):
 
     def test_first_needed_is_the_first_position_that_is_read(self) -> None:
         component = self.make_component(CountingTiers())
-        for length in LENGTHS:
+        for length in self.lengths:
             read = [position for position in range(length) if self.needs(length, position)]
             assert component.first_needed(length) == (read[0] if read else length), f"length {length}"
             assert read == list(range(component.first_needed(length), length)), f"length {length}"
 
+    def test_the_lengths_are_long_enough_to_tell(self) -> None:
+        if not self.prefix_closed:
+            assert any(not self.needs(length, 0) for length in self.lengths if length), (
+                f"every prefix of up to {max(self.lengths)} tokens is read whole: give `lengths` beyond what the component reads"
+            )
+
     def test_first_needed_lies_within_the_prefix(self) -> None:
         component = self.make_component(CountingTiers())
         assert component.first_needed(0) == 0
-        for length in LENGTHS:
+        for length in self.lengths:
             assert 0 <= component.first_needed(length) <= length
 
     def test_first_needed_never_decreases(self) -> None:
         """A tree skips lengths on the strength of it."""
         component = self.make_component(CountingTiers())
-        found = [component.first_needed(length) for length in range(5000)]
+        found = [component.first_needed(length) for length in self._every_length()]
         assert found == sorted(found)
 
     def test_it_needs_something_at_every_length_or_at_none(self) -> None:
         """A tree that finds a hole skips all lengths that end in it, and prunes what no length needs."""
         component = self.make_component(CountingTiers())
-        assert len({component.first_needed(length) < length for length in range(1, 5000)}) == 1
+        assert len({component.first_needed(length) < length for length in self._every_length() if length}) == 1
 
     def test_first_needed_is_a_plain_number_and_remembers_nothing(self) -> None:
         component = self.make_component(CountingTiers())
-        forth = [component.first_needed(length) for length in LENGTHS]
-        back = [component.first_needed(length) for length in reversed(LENGTHS)]
+        forth = [component.first_needed(length) for length in self.lengths]
+        back = [component.first_needed(length) for length in reversed(self.lengths)]
         assert all(type(number) is int for number in forth)
         assert forth == back[::-1]
 
     def test_prefix_closed_means_that_everything_is_read(self) -> None:
         component = self.make_component(CountingTiers())
         if component.prefix_closed:
-            assert not any(component.first_needed(length) for length in LENGTHS)
+            assert not any(component.first_needed(length) for length in self.lengths)
 
     def test_at_node_end_means_that_the_last_position_stands_for_all(self) -> None:
         component = self.make_component(CountingTiers())
         if component.at_node_end:
-            assert all(component.first_needed(length) == length - 1 for length in LENGTHS[1:])
+            assert all(component.first_needed(length) == length - 1 for length in self.lengths[1:])
 
     def test_its_hooks_hand_on_exactly_what_they_get(self) -> None:
         tiers = CountingTiers()
@@ -123,3 +133,6 @@ class TreeComponentTests(ABC):
         self.make_component(first)
         self.make_component(second).write_through(object())
         assert (len(first.calls), len(second.calls)) == (0, 1)
+
+    def _every_length(self) -> Sequence[int]:
+        return range(2 * max(self.lengths))

@@ -58,13 +58,14 @@ class StorageTier:
         self.keys = PageKeys(deps.model, deps.page_size)
         digests = NodeDigests(self.keys)
         self.persist_on = hicache.write_settings.persist_on
-        backend = _open(hicache, deps)
+        read_only = self.persist_on == "never"
+        backend = _open(hicache, deps, read_only=read_only)
         self.guard: GuardedStore
         # Nobody else can close what is open already when the rest cannot be made.
         with ExitStack() as undo:
             undo.callback(close_within, hicache.storage_timeout, backend)
             if open_guard is None:
-                settings = GuardSettings(timeout=hicache.storage_timeout, max_bytes_in_flight=BYTES_IN_FLIGHT)
+                settings = GuardSettings(hicache.storage_timeout, max_bytes_in_flight=BYTES_IN_FLIGHT, read_only=read_only)
                 self.guard = StorageGuard(backend, settings, counters, deps.observers)
             else:
                 self.guard = open_guard(backend)
@@ -87,7 +88,7 @@ class StorageTier:
                 hicache.prefetch_threshold,
             )
             undo.pop_all()
-        if self.persist_on == "never":
+        if read_only:
             log.warning("storage %s is only read: with persist_on: never nothing is written to it", hicache.storage.kind)
 
 
@@ -111,19 +112,21 @@ def open_storage(
         raise
 
 
-def _open(hicache: HiCacheConfig, deps: CacheDeps) -> HiCacheStorage:
-    """The backend, after its self-test."""
+def _open(hicache: HiCacheConfig, deps: CacheDeps, *, read_only: bool) -> HiCacheStorage:
+    """The backend, after its self-test. Where nothing is written, a store that others keep may be one that cannot be written to,
+    and one that is not there is an error."""
     assert hicache.storage is not None and deps.storage is not None
     kind = hicache.storage.kind
     try:
-        scope, factory, options = StorageScope(deps.model.model_id, deps.page_size), deps.storage, hicache.storage.options
+        scope = StorageScope(deps.model.model_id, deps.page_size, read_only=read_only)
+        factory, options = deps.storage, hicache.storage.options
         backend = within(hicache.storage_timeout, lambda: factory(options, scope))
     except KVCacheError as error:
         raise StorageError(f"storage {kind!r} cannot be opened: {error}", path=error.path or PATH) from error
     except Exception as error:
         raise StorageError(f"storage {kind!r} cannot be opened: {type(error).__name__}: {error}", path=PATH) from error
     try:
-        self_test(backend, hicache.storage_timeout)
+        self_test(backend, hicache.storage_timeout, read_only=read_only)
     except BaseException:
         close_within(hicache.storage_timeout, backend)
         raise

@@ -97,8 +97,25 @@ def bad_pages_are_removed(guarded):
     test_a_bad_page_is_a_miss_removed_and_repaired(guarded, flipped, "checksum")
 
 
+def test_where_nothing_may_be_written_a_bad_page_stays(guarded, caplog):
+    """And the storage is none the worse for it."""
+    world = guarded(read_only=True)
+    world.hold(range(2))
+    spoilt = world.backend.pages[world.key(1)] = flipped(world.backend.pages[world.key(1)])
+    for _ in range(4):
+        assert world.fetch(range(2)) == [world.payload(0), None]
+    assert world.backend.pages.get(world.key(1)) == spoilt and world.backend.called("delete") == []
+    assert world.counters.misses == {"bad page: checksum": 4} and world.counters.storage_state == "ok"
+    assert not world.observer.removed and not caplog.records
+
+
 class TestFaultsOfBadPages(PlantedFaultTests):
     faults = (
+        Fault(
+            "removed where nothing may be",
+            test_where_nothing_may_be_written_a_bad_page_stays,
+            Replacement(StorageGuard, "_account", "and not self._settings.read_only", ""),
+        ),
         Fault(
             "bad pages stay",
             bad_pages_are_removed,

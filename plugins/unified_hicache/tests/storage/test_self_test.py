@@ -13,7 +13,8 @@ from kvcache_unified_hicache.storage.self_test import _SelfTest, self_test
 def test_a_backend_that_works_passes_and_keeps_nothing(guarded):
     backend = guarded().backend
     steps = self_test(backend, 60)
-    assert [step.name for step in steps] == ["exists, before", "set", "exists", "get", "delete", "exists, after", "get, after"]
+    asked = ["exists, before", "set", "exists", "get", "get_into", "delete", "exists, after", "get, after"]
+    assert [step.name for step in steps] == asked
     assert all(step.seconds > 0 for step in steps)
     assert backend.pages == {}
 
@@ -33,6 +34,41 @@ def test_the_smallest_limit_has_room_for_it(tmp_path):
     backend = StorageOpener("file", options, StorageScope("model", 16)).open()
     assert self_test(backend, 60)
     backend.close()
+
+
+def test_where_nothing_may_be_written_it_only_looks(guarded):
+    backend = guarded().backend
+    assert [step.name for step in self_test(backend, 60, read_only=True)] == ["exists", "get"]
+    assert not backend.called("set") and not backend.called("delete")
+    backend.tricks["exists"] = raises(PermissionError(13, "Permission denied"))
+    with pytest.raises(StorageError, match="'exists': PermissionError"):
+        self_test(backend, 60, read_only=True)
+
+
+READ_WRONG = {
+    "another length": (
+        gives(lambda lengths: [length and length + 1 for length in lengths]),
+        "was just stored, and it answered 1",
+    ),
+    "nothing": (gives(lambda lengths: [None] * len(lengths)), "was just stored, and it answered None"),
+    "too few answers": (gives(lambda lengths: lengths[:1]), "'get_into': BadAnswerError: it gave 1 answers for 2"),
+}
+
+
+@pytest.mark.parametrize(("trick", "text"), READ_WRONG.values(), ids=READ_WRONG)
+def test_pages_read_to_their_places_are_looked_at(guarded, reads_into, trick, text):
+    backend = guarded(reads_into()).backend
+    assert self_test(backend, 60)
+    backend.tricks["get_into"] = trick
+    with pytest.raises(StorageError, match=text):
+        self_test(backend, 60)
+
+
+def test_bytes_that_were_never_written_are_found(guarded, reads_into):
+    backend = guarded(reads_into()).backend
+    backend.tricks["get_into"] = lambda honest, keys: [len(backend.pages[key]) for key in keys]
+    with pytest.raises(StorageError, match="'get_into': BadPageError"):
+        self_test(backend, 60)
 
 
 BREACHES = {
@@ -118,7 +154,7 @@ def test_one_server_of_several_that_is_gone_does_not_fail_the_start(guarded, cap
     """Also where both pages are of that one at first."""
     backend = guarded().backend
     lose_a_part(backend, first, then=1)
-    assert len(self_test(backend, 60)) == 7
+    assert len(self_test(backend, 60)) == 8
     assert len(backend.called("set")) == first
     assert backend.pages == {}
     assert "works in part: 1 of 2 pages were not stored: a server is gone" in caplog.text
@@ -145,6 +181,11 @@ class TestFaultsOfTheSelfTest(PlantedFaultTests):
             "values not looked at",
             a_backend_in_another_order_fails,
             Replacement(_SelfTest, "run", "frame.open(key, value)", "len(value)"),
+        ),
+        Fault(
+            "pages read to their places not looked at",
+            test_bytes_that_were_never_written_are_found,
+            Replacement(_SelfTest, "run", "frame.open(key, buffer)", "pass"),
         ),
         Fault(
             "answers not looked at",

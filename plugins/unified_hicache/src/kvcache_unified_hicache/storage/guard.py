@@ -39,7 +39,8 @@ KEYS_A_CALL: Final = 1024
 class GuardSettings:
     """`timeout`: seconds for one call into the backend. `batch_bytes`: of pages in one call. `max_bytes_in_flight`: of all
     requests under way. `workers`: calls at a time. `failures_to_open`: failing calls in a row after which the backend is left
-    alone for `retry_after` seconds. `max_stuck`: hanging threads that are replaced by new ones."""
+    alone for `retry_after` seconds. `max_stuck`: hanging threads that are replaced by new ones. `read_only`: the backend was
+    opened so; bad pages stay where they are."""
 
     timeout: float = 5.0
     batch_bytes: int = 8 << 20
@@ -48,6 +49,7 @@ class GuardSettings:
     failures_to_open: int = 3
     retry_after: float = 10.0
     max_stuck: int = 8
+    read_only: bool = False
 
 
 @final
@@ -79,7 +81,7 @@ class StorageGuard:
         self._removals: dict[Operation, Operation] = {}  # of bad pages, with the fetch that found them
         self._settled: deque[tuple[Job, Outcome]] = deque()
         self._doubts = Doubts()
-        self._complained = False
+        self._complained = self._failed = False
         self._in_flight = 0
         self._closed = False
         self._describe()
@@ -213,7 +215,7 @@ class StorageGuard:
     def _account(self, job: OperationJob, outcome: Outcome) -> bool:
         """Whether its operation is complete, and delivered."""
         bad = job.account(outcome, self._books)
-        if bad and self._breakers["write"].closed:
+        if bad and self._breakers["write"].closed and not self._settings.read_only:
             removal = DeleteOperation(self._backend, bad)
             self._removals[removal] = job.operation
             self._begin(removal)
@@ -250,6 +252,9 @@ class StorageGuard:
                 log.warning("the storage works, but not for all that it was asked (said once): %s", job.complaint)
         else:
             breaker.failed(text)
+            if not self._failed:
+                self._failed = True
+                log.warning("a call to the storage failed (said once; `misses` and `storage_state` go on counting): %s", text)
         if breaker.state.word is Word.OPEN and was is not Word.OPEN:
             log.warning("the storage is left alone for %g s: %s", self._settings.retry_after, breaker.state.last_error)
             self._workers.drop(lambda job: job.side == side)

@@ -16,7 +16,7 @@ from typing import Final, NamedTuple, TypeVar, cast, final
 from kvcache_core.contracts.pools import PageArray
 from kvcache_core.contracts.storage import HiCacheStorage, NotAllStoredError
 from kvcache_core.errors import StorageError
-from kvcache_unified_hicache.storage.answers import checked_flags, checked_values
+from kvcache_unified_hicache.storage.answers import checked_flags, checked_lengths, checked_values
 from kvcache_unified_hicache.storage.page_frame import PageFrame
 
 T = TypeVar("T")
@@ -37,11 +37,16 @@ class SelfTestStep(NamedTuple):
     seconds: float
 
 
-def self_test(backend: HiCacheStorage, timeout: float) -> tuple[SelfTestStep, ...]:
-    """Store, find, read and delete two pages; nothing of them is left. `timeout`: seconds for each call.
+def self_test(backend: HiCacheStorage, timeout: float, *, read_only: bool = False) -> tuple[SelfTestStep, ...]:
+    """Store, find, read and delete two pages; nothing of them is left. `timeout`: seconds for each call. `read_only`: look for
+    two pages that cannot be there, and nothing else.
 
     Raises StorageError: names the step that failed and why. Whatever could be deleted of the pages is deleted then.
     """
+    if read_only:
+        test = _SelfTest(backend, timeout)
+        test.look()
+        return tuple(test.steps)
     for left in reversed(range(_TRIES)):
         test = _SelfTest(backend, timeout)
         try:
@@ -64,6 +69,11 @@ class _SelfTest:
         self._lost: frozenset[str] = frozenset()
         self.steps: list[SelfTestStep] = []
 
+    def look(self) -> None:
+        keys, backend = self._keys, self._backend
+        self._expect("exists", [False, False], lambda: checked_flags(backend.exists(keys), 2))
+        self._expect("get", [None, None], lambda: checked_values(backend.get(keys), 2))
+
     def run(self) -> None:
         keys, backend = self._keys, self._backend
         frames = [PageFrame((PageArray("random", "uint8", (size,)),)) for size in SIZES]
@@ -81,7 +91,19 @@ class _SelfTest:
                 elif key in stored:
                     raise StorageError("a page that was just stored is not there")
 
+        def read_into() -> None:
+            buffers = [bytearray(frame.file_bytes) for frame in frames]
+            answer = backend.get_into(keys, [[memoryview(buffer)] for buffer in buffers])
+            if answer is None:
+                return  # it cannot, and need not
+            for key, frame, buffer, nbytes in zip(keys, frames, buffers, checked_lengths(answer, 2), strict=True):
+                if key in stored:
+                    if nbytes != len(buffer):
+                        raise StorageError(f"a page of {len(buffer)} bytes was just stored, and it answered {nbytes}")
+                    frame.open(key, buffer)
+
         self._step("get", read)
+        self._step("get_into", read_into)
         self._step("delete", lambda: backend.delete(stored))
         self._expect("exists, after", [False, False], lambda: checked_flags(backend.exists(keys), 2))
         self._expect("get, after", [None, None], lambda: checked_values(backend.get(keys), 2))

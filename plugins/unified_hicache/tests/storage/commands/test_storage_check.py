@@ -10,7 +10,7 @@ def test_check_does_the_self_test(store, kvcache):
     assert "exists, before" in out and " ms" in out
     assert store.left() == set()
     report = json.loads(kvcache("check", "--json")[1])
-    assert report["works"] and len(report["steps"]) == 7
+    assert report["works"] and len(report["steps"]) == 8
 
 
 def test_check_fails_with_the_reason_and_the_place(store, kvcache):
