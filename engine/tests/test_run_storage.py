@@ -87,6 +87,12 @@ def test_a_second_process_reuses_what_the_first_one_computed(config, tmp_path):
 
 def test_what_is_never_written_is_said_at_the_start_and_at_the_end(config, capsys):
     flags = ["--hicache-write-policy", "write_through"]
+    assert main(["run", str(config), *flags]) == 2
+    assert "cannot be opened only to be read (persist_on: never)" in capsys.readouterr().err, (
+        "it would make a folder, or miss for ever"
+    )
+    store = config.parent / "store"
+    store.mkdir()
     status, data = run(config, *flags)
     assert status == 0
     printed = capsys.readouterr()
@@ -96,6 +102,7 @@ def test_what_is_never_written_is_said_at_the_start_and_at_the_end(config, capsy
     assert persisted["stored"] == data["summary"]["cache"]["storage_written_tokens"] == 0
     assert persisted["message"]
     assert re.search(r"stored at the end +0 pages", printed.out)
+    assert list(store.iterdir()) == []
     # But what is there is read.
     run(config)
     capsys.readouterr()

@@ -34,13 +34,21 @@ class BasePrefixCache(ABC):
 
     @abstractmethod
     def match_prefix(self, ids: TokenIds, extra_key: ExtraKey = ()) -> MatchResult:
-        """Find the longest known prefix of `ids`. Changes nothing: no touch, no split, no allocation; safe for probing."""
+        """Find the longest known prefix of `ids`. Changes nothing: no touch, no split, no allocation; safe for probing.
+
+        Raises:
+            TypeError, ValueError: `ids` as `tokens.as_token_ids` refuses them, `extra_key` as `tokens.check_extra_key` does; of
+                every call that takes them. Other bytes in a key would find a wrong page.
+        """
 
     @abstractmethod
     def lock_ref(self, match: MatchResult, length: int | None = None, *, host: bool = False) -> Lock | None:
         """Hold `match` up to `length` tokens (default: `device_len`, or `host_len` with `host`) and make it recent.
 
         Returns None when the match went stale since; match again then. Length 0 is always lockable.
+
+        Raises:
+            ValueError: `length` cannot be locked in this match: not a page boundary, negative, or beyond what it found.
         """
 
     @abstractmethod
@@ -48,7 +56,8 @@ class BasePrefixCache(ABC):
         """Release `lock`, or early the part of one component that is not prefix closed (a window left behind).
 
         Raises:
-            LockError: released before, or made by another cache.
+            LockError: released before, or made by another cache; of one component, released early before.
+            KeyError: an unknown component.
         """
 
     @abstractmethod
@@ -61,11 +70,13 @@ class BasePrefixCache(ABC):
 
         Raises:
             ValueError: malformed values: misaligned, an unknown component, a gap where none may be. Nothing was taken.
+            TypeError, ValueError: ids or extra key, as `match_prefix`.
         """
 
     @abstractmethod
     def evict(self, component: str, n: int, tier: Tier = "device") -> int:
-        """Free at least `n` indices of `component` if unlocked data allows it; returns how many were freed."""
+        """Free at least `n` indices of `component` if unlocked data allows it; returns how many were freed. Raises KeyError as
+        `size`."""
 
     @abstractmethod
     def size(self, component: str, tier: Tier = "device") -> SizeInfo:

@@ -147,14 +147,17 @@ class ManyTokens(TestFullGeometry):
         return position // 100_000 == length // 100_000 or position == length - 1
 
 
+class LongEnough(ManyTokens):
+    lengths = (1, 99_999, 100_000, 100_001)
+
+
 def test_lengths_that_show_nothing_are_noticed():
     kit = ManyTokens()
     kit.test_first_needed_is_the_first_position_that_is_read()
     with pytest.raises(AssertionError, match="give `lengths` beyond what the component reads"):
         kit.test_the_lengths_are_long_enough_to_tell()
-    kit.lengths = (1, 99_999, 100_000, 100_001)
-    kit.test_the_lengths_are_long_enough_to_tell()
-    kit.test_first_needed_is_the_first_position_that_is_read()
+    LongEnough().test_the_lengths_are_long_enough_to_tell()
+    LongEnough().test_first_needed_is_the_first_position_that_is_read()
 
 
 def test_a_fault_beyond_8192_tokens_is_noticed():

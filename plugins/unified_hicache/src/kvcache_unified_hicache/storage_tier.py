@@ -117,14 +117,15 @@ def _open(hicache: HiCacheConfig, deps: CacheDeps, *, read_only: bool) -> HiCach
     and one that is not there is an error."""
     assert hicache.storage is not None and deps.storage is not None
     kind = hicache.storage.kind
+    opened = "opened only to be read (persist_on: never)" if read_only else "opened"
     try:
         scope = StorageScope(deps.model.model_id, deps.page_size, read_only=read_only)
         factory, options = deps.storage, hicache.storage.options
         backend = within(hicache.storage_timeout, lambda: factory(options, scope))
     except KVCacheError as error:
-        raise StorageError(f"storage {kind!r} cannot be opened: {error}", path=error.path or PATH) from error
+        raise StorageError(f"storage {kind!r} cannot be {opened}: {error}", path=error.path or PATH) from error
     except Exception as error:
-        raise StorageError(f"storage {kind!r} cannot be opened: {type(error).__name__}: {error}", path=PATH) from error
+        raise StorageError(f"storage {kind!r} cannot be {opened}: {type(error).__name__}: {error}", path=PATH) from error
     try:
         self_test(backend, hicache.storage_timeout, read_only=read_only)
     except BaseException:
