@@ -13,6 +13,7 @@ from typing import Any, Protocol
 import kvcache_core
 from kvcache_core.command_parser import CommandParser
 from kvcache_core.errors import InvalidConfigError, KVCacheError
+from kvcache_core.interrupted import Interrupted
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.known import Kind, pip_command
 from kvcache_core.registry.loading import load_target
@@ -73,9 +74,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KVCacheError as error:
         print(f"kvcache: error: {error}", file=sys.stderr)
         return 2
-    except KeyboardInterrupt:
+    except KeyboardInterrupt as interrupt:
         print("kvcache: interrupted", file=sys.stderr)
-        return 130
+        return interrupt.status if isinstance(interrupt, Interrupted) else 130
     except OSError as error:
         if not isinstance(error, BrokenPipeError) and error.errno not in NO_ROOM:
             raise

@@ -8,8 +8,9 @@ from reference_pages.markdown import page
 from reference_pages.source import ClassText, UndocumentedError, classes_in, described
 from reference_pages.workspace import workspace_packages
 
-INTRODUCTION = """All of them derive from `KVCacheError`, so a host catches one type at start. The `kvcache` command shows their
-text without a traceback and exits with status 2; an error with a place in a file shows the line and a caret."""
+INTRODUCTION = """All of them but `Interrupted` derive from `KVCacheError`, so a host catches one type at start. The `kvcache`
+command shows their text without a traceback and exits with status 2; an error with a place in a file shows the line and a
+caret."""
 TO_DO = "What to do:"
 KIT = "kvcache-conformance"
 """Its only errors are failed tests."""

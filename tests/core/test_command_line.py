@@ -27,11 +27,12 @@ def kvcache_commands():
     def make(name):
         target = f"acme_commands:{name}"
         return CommandDescriptor(name=name, summary=f"{name} it", configure="acme_commands:configure", run=target)
-    return [make("greet"), make("wait"), make("fail"), make("vanish")]
+    return [make("greet"), make("wait"), make("fail"), make("vanish"), make("obey")]
 """
 COMMANDS = """
 import sys, time
 from kvcache_core.errors import KVCacheError
+from kvcache_core.interrupted import Interrupted
 
 def configure(parser):
     parser.add_argument("--name", default="world")
@@ -47,6 +48,9 @@ def wait(args):
 
 def fail(args):
     raise KVCacheError("this cannot work; do that")
+
+def obey(args):
+    raise Interrupted(143)
 """
 
 
@@ -269,6 +273,11 @@ def test_ctrl_c_exits_130_without_a_traceback(site: Path, tmp_path: Path):
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=60) == 130
         assert process.stderr.read() == "kvcache: interrupted\n"
+
+
+def test_a_command_that_obeys_a_signal_names_the_status(run: Run, site: Path):
+    done = run("obey", site=site)
+    assert (done.returncode, done.stderr) == (143, "kvcache: interrupted\n")
 
 
 def test_reader_that_goes_away_is_no_traceback(tmp_path: Path):

@@ -59,6 +59,7 @@ def _serve(args: argparse.Namespace, job: Job) -> int:
     with Screen(quiet=args.quiet, tables_aside=args.json_out == "-") as screen, Interrupt() as interrupt:
         view = ProgressView(screen)
         model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
+        interrupt.check()
         engine = build_engine(job.loaded.config, job.engine, model)
         report = serve(engine, job.engine, job.lines, view, interrupt)
     # The file first: whatever goes wrong with a terminal must not lose it.

@@ -5,6 +5,8 @@ import signal
 from types import FrameType
 from typing import Any, Final, final
 
+from kvcache_core.interrupted import Interrupted
+
 SIGNALS: Final = (signal.SIGINT, signal.SIGTERM)
 
 
@@ -27,9 +29,9 @@ class Interrupt:
             signal.signal(number, before)
 
     def check(self) -> None:
-        """Raises KeyboardInterrupt if it was requested: for work that has nothing to report yet."""
+        """Raises Interrupted, with `status`, if it was requested: for work that has nothing to report yet."""
         if self.requested:
-            raise KeyboardInterrupt
+            raise Interrupted(self.status)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
         self.check()

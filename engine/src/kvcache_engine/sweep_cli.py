@@ -82,6 +82,7 @@ def _sweep(args: argparse.Namespace, job: Job) -> int:
     html_out = None if args.html_out is None else Output(args.html_out, "--html")
     with Screen(quiet=args.quiet, tables_aside="-" in (args.json_out, args.html_out)) as screen, Interrupt() as interrupt:
         model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
+        interrupt.check()
         result = sweep(
             model,
             job.loaded.config,
