@@ -8,7 +8,7 @@ from kvcache_conformance.storage_tests import PARTS
 from kvcache_conformance.storage_toy import ToyStorage, ToyStorageKit
 from kvcache_core.contracts.storage import StoredPage
 
-OTHERS = ("basic", "threads", "persistent", "shared", "machine")
+OTHERS = ("basic", "threads", "opening", "persistent", "shared", "machine")
 """Parts of the kit whose faults are in files of their own."""
 
 

@@ -46,9 +46,11 @@ class RawStorage(ABC):
 
 
 class StorageKit(ABC):
-    """How a backend gets under test. `machine_examples`: how many runs of the state machine one test makes."""
+    """How a backend gets under test. `machine_examples`: how many runs of the state machine one test makes. `closing_seconds`:
+    how long threads and connections may go on ending after `close`."""
 
     machine_examples: ClassVar[int] = 15
+    closing_seconds: ClassVar[float] = 3.0
 
     @abstractmethod
     def declared(self) -> frozenset[str]:

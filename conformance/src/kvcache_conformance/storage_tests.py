@@ -7,7 +7,8 @@
             return MyStorage(place / "db", scope)              return {"path": str(place / "db")}
 
 The second asks the installed plugin for everything, which also lets it open the store in other processes. Basic parts (`basic`,
-`threads`, `machine`) are never skipped; the Optional ones are switched by the declared capabilities; `raw` by overriding `raw`.
+`threads`, `machine`, `opening`) are never skipped; the Optional ones are switched by the declared capabilities, `raw` by
+overriding `raw`.
 """
 
 from abc import ABC, abstractmethod
@@ -21,6 +22,7 @@ from kvcache_conformance.storage_basic_tests import BasicStorageTests
 from kvcache_conformance.storage_capacity_tests import CapacityStorageTests
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_conformance.storage_machine import expected_events, run_storage_machine
+from kvcache_conformance.storage_opening_tests import OpeningStorageTests
 from kvcache_conformance.storage_optional_tests import PersistentStorageTests, ScanStorageTests, SharedStorageTests
 from kvcache_conformance.storage_processes import StorageOpener
 from kvcache_conformance.storage_raw_tests import RawStorageTests
@@ -43,6 +45,7 @@ class AllStorageTests(
     BasicStorageTests,
     ThreadStorageTests,
     MachineStorageTests,
+    OpeningStorageTests,
     PersistentStorageTests,
     SharedStorageTests,
     ScanStorageTests,

@@ -121,6 +121,7 @@ class ToyStorageKit(StorageBackendTests):
     """The kit on ToyStorage, with everything declared. `storage`: a faulty variant, to see the kit notice it."""
 
     capabilities = frozenset(CAPABILITIES)
+    closing_seconds = 0.1
     storage: ClassVar[type[ToyStorage]] = ToyStorage
 
     @cached_property

@@ -49,7 +49,7 @@ class ObjectStorage(HiCacheStorage):
         read_only: bool,
     ) -> None:
         """`fan_out` ends with it. `atomic_create`: see there."""
-        self._client = client
+        self._held: ObjectStore | None = client
         self._names = names
         self._fan_out = fan_out
         self._failures = failures
@@ -103,10 +103,18 @@ class ObjectStorage(HiCacheStorage):
         return self._pages()
 
     def close(self) -> None:
-        """Ends its threads. A request that hangs is not waited for."""
+        """Ends its threads and connections. A request that hangs is not waited for."""
         self._closed = True
+        self._held = None  # the library has no way to close a client: its connections end with it
         if in_this_process():
             self._fan_out.close(_CLOSE_SECONDS)
+
+    @property
+    def _client(self) -> "ObjectStore":
+        """Raises ValueError after `close`."""
+        if (client := self._held) is None:
+            raise ValueError("this storage is closed")
+        return client
 
     def _find(self, keys: Sequence[str], look: Callable[[str], R | None]) -> dict[str, R]:
         """What there is of these pages. Raises OSError."""
