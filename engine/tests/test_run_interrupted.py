@@ -30,6 +30,10 @@ def send():
         print("sent", flush=True)
         os.kill(os.getpid(), number)
 """
+IMPORTING = """
+# In a callback of the garbage collector, as jax has one: whatever is raised there, Python drops.
+gc.callbacks.append(lambda *_: send() if "jax" in sys.modules and "kvcache_engine.run" not in sys.modules else None)
+"""
 # Both after the line that says what is opened.
 OPENING = """
 sys.addaudithook(lambda event, args: send() if event == "open" and str(args[0]).endswith("config.json") else None)
@@ -50,6 +54,15 @@ def config(tmp_path, qwen3_folder) -> Path:
 def interrupted(config: Path, command: str, moment: str, number: int) -> subprocess.CompletedProcess[str]:
     words = [sys.executable, "-c", f"{START}{moment}{END}", str(int(number)), command, str(config)]
     return subprocess.run(words, capture_output=True, text=True, timeout=120, check=False)
+
+
+@pytest.mark.parametrize(("command", "number", "status"), [("run", signal.SIGINT, 130), ("sweep", signal.SIGTERM, 143)])
+def test_no_signal_is_lost_while_jax_is_imported(config, command, number, status):
+    done = interrupted(config, command, IMPORTING, number)
+    assert done.stdout == "sent\n", done.stderr
+    assert done.returncode == status, done.stderr
+    assert "opening " not in done.stderr
+    assert done.stderr.endswith("kvcache: interrupted\n")
 
 
 @pytest.mark.parametrize(("command", "moment"), [("run", OPENING), ("run", DIGEST), ("sweep", DIGEST)])

@@ -40,10 +40,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Serve the prompts file; returns the exit status."""
     job = job_from_args(args, "run")
-    return job.located(lambda: _serve(args, job))
+    # Around the imports of jax, too: what a handler of Python's own raises there can be lost.
+    with Interrupt() as interrupt:
+        return job.located(lambda: _serve(args, job, interrupt))
 
 
-def _serve(args: argparse.Namespace, job: Job) -> int:
+def _serve(args: argparse.Namespace, job: Job, interrupt: Interrupt) -> int:
     # Here, not above: `kvcache run --help` and every configuration error answer without waiting for jax.
     from kvcache_engine.engine import build_engine, load_engine_model
     from kvcache_engine.freed_memory import keep_freed_memory
@@ -51,12 +53,13 @@ def _serve(args: argparse.Namespace, job: Job) -> int:
     from kvcache_engine.screen import LoadingModel, Screen
     from kvcache_engine.view import ProgressView
 
+    interrupt.check()
     job.check_cache()
     if job.loaded.config.hicache is not None:
         keep_freed_memory()
     prepare_jax(job.engine, job.loaded.folder)
     out = None if args.json_out is None else Output(args.json_out, "--json")
-    with Screen(quiet=args.quiet, tables_aside=args.json_out == "-") as screen, Interrupt() as interrupt:
+    with Screen(quiet=args.quiet, tables_aside=args.json_out == "-") as screen:
         view = ProgressView(screen)
         model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
         interrupt.check()

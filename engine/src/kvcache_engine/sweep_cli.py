@@ -60,10 +60,12 @@ def ratios(text: str) -> tuple[float, ...]:
 def run(args: argparse.Namespace) -> int:
     """Serve the prompts file for every ratio; returns the exit status."""
     job = job_from_args(args, "sweep")
-    return job.located(lambda: _sweep(args, job))
+    # Around the imports of jax, too: what a handler of Python's own raises there can be lost.
+    with Interrupt() as interrupt:
+        return job.located(lambda: _sweep(args, job, interrupt))
 
 
-def _sweep(args: argparse.Namespace, job: Job) -> int:
+def _sweep(args: argparse.Namespace, job: Job, interrupt: Interrupt) -> int:
     if args.json_out == args.html_out == "-":
         raise KVCacheError("--json - and --html - cannot both be written to standard output; give one of them a file")
     # Here, not above: `kvcache sweep --help` and every configuration error answer without waiting for jax.
@@ -75,12 +77,13 @@ def _sweep(args: argparse.Namespace, job: Job) -> int:
     from kvcache_engine.sweep_page import sweep_page
     from kvcache_engine.sweep_view import PassView, sweep_table
 
+    interrupt.check()
     job.check_cache([with_ratio(job.loaded.config, ratio) for ratio in args.ratios])
     keep_freed_memory()
     prepare_jax(job.engine, job.loaded.folder)
     json_out = None if args.json_out is None else Output(args.json_out, "--json")
     html_out = None if args.html_out is None else Output(args.html_out, "--html")
-    with Screen(quiet=args.quiet, tables_aside="-" in (args.json_out, args.html_out)) as screen, Interrupt() as interrupt:
+    with Screen(quiet=args.quiet, tables_aside="-" in (args.json_out, args.html_out)) as screen:
         model = load_engine_model(job.engine, job.loaded.folder, LoadingModel(screen, interrupt))
         interrupt.check()
         result = sweep(
