@@ -1,5 +1,7 @@
 """Planted faults in what a storage backend may do besides: listing its pages, keeping a limit, giving raw access."""
 
+import time
+
 import pytest
 
 from kvcache_conformance.storage_fault_tests import StorageFaultTests
@@ -8,8 +10,10 @@ from kvcache_conformance.storage_tests import PARTS
 from kvcache_conformance.storage_toy import ToyStorage, ToyStorageKit
 from kvcache_core.contracts.storage import StoredPage
 
-OTHERS = ("basic", "threads", "opening", "persistent", "shared", "machine")
+OTHERS = ("basic", "threads", "opening", "persistent", "shared", "machine", "buffers")
 """Parts of the kit whose faults are in files of their own."""
+
+ENDS = time.time()
 
 
 class ScansItsOwnScope(ToyStorage):
@@ -20,6 +24,43 @@ class ScansItsOwnScope(ToyStorage):
 class ScansCleanedNames(ToyStorage):
     def scan(self):
         return (page._replace(model_id=page.model_id.replace("/", "_")) for page in super().scan())
+
+
+class ScansShortNames(ToyStorage):
+    def scan(self):
+        return (page._replace(model_id=page.model_id[:100]) for page in super().scan())
+
+
+class ScansNamesOfFolders(ToyStorage):
+    def scan(self):
+        return (page for page in super().scan() if page.model_id.strip("."))
+
+
+class ScansWithoutNul(ToyStorage):
+    def scan(self):
+        return (page._replace(model_id=page.model_id.split("\0")[0]) for page in super().scan())
+
+
+class ScansInAscii(ToyStorage):
+    def scan(self):
+        return (page._replace(model_id=page.model_id.encode("ascii", "replace").decode()) for page in super().scan())
+
+
+class ScansColonsAsSeparators(ToyStorage):
+    def scan(self):
+        return (page._replace(model_id=page.model_id.partition(":")[0]) for page in super().scan())
+
+
+class ScansAllAsUsedNow(ToyStorage):
+    def scan(self):
+        return (page._replace(used=time.time()) for page in super().scan())
+
+
+class ScansTheTimeThatIsLeft(ToyStorage):
+    """As one that keeps when a page ends: what was used last ends last, counted from the other side."""
+
+    def scan(self):
+        return (page._replace(used=2 * ENDS - page.used) for page in super().scan())
 
 
 class ScansInMilliseconds(ToyStorage):
@@ -203,7 +244,14 @@ class TestFaultsOfOptionalParts(StorageFaultTests):
     faults = (
         (ScansItsOwnScope, "test_scan_names_every_page_of_every_scope"),
         (ScansCleanedNames, "test_scan_names_every_page_of_every_scope"),
-        (ScansInMilliseconds, "test_scan_names_every_page_of_every_scope"),
+        (ScansShortNames, "test_scan_gives_model_ids_as_they_were_given"),
+        (ScansNamesOfFolders, "test_scan_gives_model_ids_as_they_were_given"),
+        (ScansWithoutNul, "test_scan_gives_model_ids_as_they_were_given"),
+        (ScansInAscii, "test_scan_gives_model_ids_as_they_were_given"),
+        (ScansColonsAsSeparators, "test_scan_gives_model_ids_as_they_were_given"),
+        (ScansAllAsUsedNow, "test_scan_says_when_a_page_was_used"),
+        (ScansTheTimeThatIsLeft, "test_scan_says_when_a_page_was_used"),
+        (ScansInMilliseconds, "test_scan_says_when_a_page_was_used"),
         (ScansWhatWasDeleted, "test_scan_follows_changes"),
         (ScansWhileItIsChanged, "test_what_scan_names_can_be_deleted_meanwhile"),
         (HasNoLimit, "test_three_times_the_limit_leaves_the_newest"),

@@ -20,7 +20,8 @@ CAPABILITIES: Mapping[str, str] = MappingProxyType(
         "persistent": "pages survive closing and opening again, also in another process",
         "shared": "several openers at once, also in several processes, see each other's pages",
         "scan": "`scan` names every page of the whole store",
-        "capacity": "the option `max_bytes` bounds the bytes that are kept, and what was used least recently goes first",
+        "capacity": "the option `max_bytes` bounds the bytes that are kept, and what was used (written or read) least recently "
+        "goes first",
     }
 )
 """What a `StorageBackendDescriptor` may declare, and what that promises. Each has a part of the kit of the same name."""

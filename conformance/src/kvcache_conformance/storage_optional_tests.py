@@ -7,9 +7,11 @@ import time
 from abc import ABC
 from dataclasses import replace
 from functools import partial
+from itertools import pairwise
 
 import pytest
 
+from kvcache_conformance.storage_basic_tests import MODEL_IDS
 from kvcache_conformance.storage_bench import SCOPE, StorageBench, content, expect_exists, expect_pages, in_threads, new_keys
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_conformance.storage_processes import OtherProcess, StorageOpener, fetch_pages, store_pages, write_and_read
@@ -147,8 +149,37 @@ class ScanStorageTests(StorageKit, ABC):
         for key, page in wanted.items():
             assert named.get(key) == page, f"scan gave {named.get(key)} for a page, not (model_id, page_size, nbytes) = {page}"
         assert len(found) == len(wanted), "scan named a page twice"
+
+    def test_scan_gives_model_ids_as_they_were_given(self, bench: StorageBench) -> None:
+        self.part("scan")
+        keys = dict(zip(MODEL_IDS, new_keys(len(MODEL_IDS)), strict=True))
+        for model_id, key in keys.items():
+            storage = bench.open(StorageScope(model_id, 16))
+            storage.set([key], [content(10)])
+            if "persistent" in self.declared():
+                bench.close(storage)
+        named = {page.key: page.model_id for page in bench.open().scan()}
+        for model_id, key in keys.items():
+            assert key in named, f"scan left out the page of the model {model_id!r}"
+            assert named[key] == model_id, f"scan says that a page is of the model {named[key]!r}; it was given as {model_id!r}"
+
+    def test_scan_says_when_a_page_was_used(self, bench: StorageBench) -> None:
+        """As exactly as the store keeps it: one that knows whole seconds may err by one."""
+        self.part("scan")
+        storage, keys = bench.open(), new_keys(3)
+        for key in keys:
+            storage.set([key], [content(10)])
         now = time.time()
-        assert all(abs(page.used - now) < A_DAY for page in found), "`used` is not in seconds since the epoch"
+        first, second = ({page.key: page.used for page in storage.scan() if page.key in keys} for _ in range(2))
+        times = [first[key] for key in keys]
+        error = 1.0 if all(used.is_integer() for used in times) else 0.0
+        assert all(abs(used - now) < A_DAY for used in times), "`used` is not in seconds since the epoch"
+        for key in keys:
+            assert abs(second[key] - first[key]) <= error, (
+                f"`used` of a page grew by {second[key] - first[key]:g} s from one scan to the next, and nobody used it"
+            )
+        for older, newer in pairwise(times):
+            assert older <= newer + error, f"`used` of a page is {older - newer:g} s later than that of one written after it"
 
     def test_scan_follows_changes(self, bench: StorageBench) -> None:
         self.part("scan")

@@ -38,7 +38,7 @@ def _described(server: Server, names: Names, found: Sequence[bytes]) -> Iterator
     # Idle times first: to some servers asking for the length counts as use.
     asked = [command for name, _ in pages for command in ((b"OBJECT", b"IDLETIME", name), (b"STRLEN", name), (b"EXISTS", name))]
     replies = server.ask(asked) if asked else []
-    now = time.time()
+    now = float(int(time.time()))  # idle times are whole seconds: a fraction would change from one scan to the next
     for number, (_, (key, model_id, page_size)) in enumerate(pages):
         idle, length, exists = replies[3 * number : 3 * number + 3]
         for reply in (idle, length, exists):
