@@ -21,12 +21,10 @@ class SqliteStorage(HiCacheStorage):
     def __init__(self, options: SqliteOptions, scope: StorageScope) -> None:
         self._scope = (scope.model_id, scope.page_size)
         self._lock = threading.Lock()
-        path = Path(options.path).expanduser()
-        if scope.read_only and not path.exists():
-            raise FileNotFoundError(f"there is no database {path}")
-        self._db = sqlite3.connect(path, timeout=BUSY_SECONDS, check_same_thread=False)
+        # A write-ahead log would be quicker, but it makes files beside the database, even for one who only reads.
+        uri = Path(options.path).expanduser().absolute().as_uri() + ("?mode=ro" if scope.read_only else "")
+        self._db = sqlite3.connect(uri, timeout=BUSY_SECONDS, check_same_thread=False, uri=True)
         with self._db:
-            self._db.execute("PRAGMA journal_mode = WAL")
             self._db.execute("PRAGMA synchronous = NORMAL")
             self._db.execute(f"CREATE TABLE IF NOT EXISTS {PAGES}")
 
