@@ -89,12 +89,12 @@ class TestFaultsOfNoMemory(PlantedFaultTests):
         Fault(
             "what did not land is not counted",
             test_pages_that_cannot_land_are_a_counted_miss,
-            Replacement(Attaching, "land", "self._counters.misses[NOT_LANDED] += len(slots)", "pass"),
+            Replacement(Attaching, "land", "self._counters.misses[Reasons.NOT_LANDED] += len(slots)", "pass"),
         ),
         Fault(
             "what cannot be read is not counted",
             test_a_victim_that_cannot_be_read_is_dropped_and_counted,
-            Replacement(Persists, "_send", "return NOT_CAPTURED", "return None"),
+            Replacement(Persists, "_send", "return Reasons.NOT_CAPTURED", "return None"),
         ),
         Fault(
             "what is given up is not reported",

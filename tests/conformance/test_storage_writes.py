@@ -215,8 +215,8 @@ class TestFaultsOfWrites(PlantedFaultTests):
             Replacement(
                 Persists,
                 "_send",
-                'return UNAVAILABLE if self._guard.refuses("write") else TOO_MANY_BYTES',
-                "marks.set(places, STORED); return TOO_MANY_BYTES",
+                'return Reasons.UNAVAILABLE if self._guard.refuses("write") else Reasons.TOO_MANY_BYTES_TO_L3',
+                "marks.set(places, STORED); return Reasons.TOO_MANY_BYTES_TO_L3",
             ),
         ),
         Fault(

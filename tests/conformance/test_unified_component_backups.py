@@ -261,7 +261,7 @@ class TestFaultsOfComponentBackups(PlantedFaultTests):
         Fault(
             "a lost state is not counted",
             of_state(HOLE),
-            Replacement(Backups, "_commit", 'self._counters.dropped["copy to L2 failed"] += self._tokens(node, c)', "pass"),
+            Replacement(Backups, "_commit", "self._counters.dropped[Reasons.COPY_FAILED] += self._tokens(node, c)", "pass"),
         ),
         Fault(
             "a state counts as its tokens",

@@ -135,8 +135,8 @@ REFUSED = test_a_refused_page_comes_again
 NEVER_AGAIN = Replacement(
     Persists,
     "_send",
-    'return UNAVAILABLE if self._guard.refuses("write") else TOO_MANY_BYTES',
-    "marks.set(places, STORED); return TOO_MANY_BYTES",
+    'return Reasons.UNAVAILABLE if self._guard.refuses("write") else Reasons.TOO_MANY_BYTES_TO_L3',
+    "marks.set(places, STORED); return Reasons.TOO_MANY_BYTES_TO_L3",
 )
 
 
