@@ -68,6 +68,24 @@ def test_a_backend_that_does_not_work_stops_the_program_at_start(stored):
     assert info.value.path == ("hicache", "storage")
 
 
+def test_a_factory_that_gives_nothing_stops_the_program_at_start(stored):
+    with pytest.raises(StorageError, match=r"'script' cannot be opened: its factory gave None") as info:
+        stored(ROOM, StorageScript(), backend=lambda options, scope: None)
+    assert info.value.path == ("hicache", "storage")
+
+
+@pytest.mark.parametrize(("persist_on", "read_only"), [("never", True), ("evict", False), ("insert", False)])
+def test_where_nothing_is_written_the_backend_is_opened_so(stored, persist_on, read_only):
+    scopes = []
+
+    def backend(options, scope):
+        scopes.append(scope)
+        return ToyStorage(ToyDisk(), scope)
+
+    stored(ROOM._replace(persist_on=persist_on), StorageScript(), backend=backend)
+    assert [scope.read_only for scope in scopes] == [read_only]
+
+
 def without_a_guard(stored, monkeypatch):
     test_a_backend_is_closed_when_its_guard_cannot_be_made(stored, monkeypatch, StorageScript, "open_guard", MemoryError())
 
@@ -78,6 +96,11 @@ class TestFaultsOfOpening(PlantedFaultTests):
             "nobody closes the backend",
             without_a_guard,
             Replacement(StorageTier, "__init__", "undo.callback(close_within, hicache.storage_timeout, backend)", "pass"),
+        ),
+        Fault(
+            "opened to be written where nothing is",
+            lambda stored: test_where_nothing_is_written_the_backend_is_opened_so(stored, "never", read_only=True),
+            Replacement(StorageTier, "__init__", 'self.persist_on == "never"', "False"),
         ),
         Fault(
             "nobody closes the guard",

@@ -7,7 +7,7 @@ work when the program starts stops it.
 
 import logging
 from contextlib import ExitStack
-from typing import Final, final
+from typing import Final, cast, final
 
 from kvcache_core.config.model import HiCacheConfig
 from kvcache_core.contracts.counters import CacheCounters
@@ -126,6 +126,8 @@ def _open(hicache: HiCacheConfig, deps: CacheDeps, *, read_only: bool) -> HiCach
         raise StorageError(f"storage {kind!r} cannot be {opened}: {error}", path=error.path or PATH) from error
     except Exception as error:
         raise StorageError(f"storage {kind!r} cannot be {opened}: {type(error).__name__}: {error}", path=PATH) from error
+    if cast(object, backend) is None:
+        raise StorageError(f"storage {kind!r} cannot be {opened}: its factory gave None; report it to its makers", path=PATH)
     try:
         self_test(backend, hicache.storage_timeout, read_only=read_only)
     except BaseException:
