@@ -137,6 +137,7 @@ def test_a_good_backend_conforms(conformance):
         ["shared", "passed"],
         ["scan", "skipped"],
         ["capacity", "skipped"],
+        ["buffers", "skipped"],
         ["raw", "skipped"],
     ]
     assert "  scan        skipped  the backend does not declare the capability 'scan'" in lines

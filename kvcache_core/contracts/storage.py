@@ -39,8 +39,8 @@ class StoredPage(NamedTuple):
 class NotAllStoredError(KVCacheError):
     """Raised by `set` when some pages of a batch are stored and others are not: one server of several is gone, a file in the way.
 
-    `missing`: the keys that are not stored; all others of the batch are. It says that the backend works: one that is full or
-    gone as a whole raises something else.
+    `missing`: exactly the keys that are not stored, so never none; all others of the batch are. It says that the backend works:
+    one that is full or gone as a whole raises something else.
 
     What to do: look at the server or the file that its text names; the cache goes on, and computes what was not stored.
     """
@@ -52,6 +52,10 @@ class NotAllStoredError(KVCacheError):
 
 class HiCacheStorage(ABC):
     """Batch access to pages by key. Keys are 64 lowercase hex digits. A batch may be empty, and name a key more than once.
+
+    A call may name a few thousand keys (the cache sends up to 1,024), a value may have tens of megabytes, and the values of a
+    batch together more: a backend whose server takes less at a time divides the call itself, and one that cannot store a value
+    says so with an exception. Every memoryview is contiguous, of one dimension and of the format "B".
 
     A backend only moves bytes: deadlines, batching, circuit breaking and verification belong to the guard around it. It may
     raise and it may lose pages; it must not hand out bytes under a key they were not set with. Called from several threads.
@@ -69,10 +73,15 @@ class HiCacheStorage(ABC):
         """`get` without new memory: the value of each key goes to the writable buffers of the same place, which are filled one
         after another. One answer per key, in order: how many bytes the value has, None for a page that is not there.
 
+        A key has any number of buffers: none where no bytes are expected, or one for each array of each layer, which may be more
+        than a system call takes (IOV_MAX, 1,024 on Linux). They need not lie side by side, nothing outside of them is written,
+        and a key that is named twice has other buffers each time, all of which are filled.
+
         Of a value that is longer than its buffers, or shorter, anything may have been written: its length tells, and whoever
         asked reads it with `get`. The buffers are the caller's again when this returns, and nothing is written to them later.
 
-        Optional: None instead of a list (the default) says that this backend cannot do it.
+        Optional: None instead of a list (the default) says that this backend cannot do it. It is about the backend, not about a
+        call: one that has answered with a list does so from then on, for an empty batch too.
         """
         return None
 
@@ -80,8 +89,8 @@ class HiCacheStorage(ABC):
     def set(self, keys: Sequence[str], values: Sequence[Value]) -> None:
         """Store each value under its key; the last writer wins, within a batch too. A reader sees a whole value or none.
 
-        Values are contiguous and may be empty; they are the caller's again when this returns. Of a batch that is not stored whole
-        it may be said with NotAllStoredError what is; after any other exception nothing of it counts as stored.
+        Values may be empty; they are the caller's again when this returns. Of a batch that is not stored whole it may be said
+        with NotAllStoredError what is; after any other exception nothing of it counts as stored.
         """
 
     @abstractmethod

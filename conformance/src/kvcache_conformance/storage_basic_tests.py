@@ -11,6 +11,12 @@ from kvcache_conformance.storage_kit import CAPABILITIES, StorageKit
 from kvcache_core.contracts.storage import StorageScope
 
 SIZES = (1, 2, 255, 4096, 65_537, 3 * 2**20 + 1)
+MANY = 2500
+"""Keys in the largest batch: more than the cache sends, and no multiple of a number at which a backend might cut one."""
+
+LARGE = (8 * 2**20 + 3, 3 * 2**20, 6 * 2**20 + 1)
+"""Together more than 16 MiB, which limits some messages."""
+
 MODEL_IDS = (
     "org/name",
     "org_name",
@@ -83,6 +89,13 @@ class BasicStorageTests(StorageKit, ABC):
         storage.set(keys, values)
         expect_pages(storage, keys, values)
 
+    def test_values_of_many_megabytes(self, bench: StorageBench) -> None:
+        storage, keys = bench.open(), new_keys(len(LARGE))
+        whole = content(LARGE[0])
+        values = [whole[-size:] for size in LARGE]
+        storage.set(keys, values)
+        expect_pages(storage, keys, values)
+
     def test_an_empty_value_is_a_page(self, bench: StorageBench) -> None:
         storage, keys = bench.open(), new_keys(4)
         storage.set(keys[:3], [b"", bytearray(), memoryview(b"")])
@@ -100,25 +113,6 @@ class BasicStorageTests(StorageKit, ABC):
         parts = [whole, bytearray(whole), memoryview(whole), memoryview(bytearray(whole)), memoryview(whole)[7:1234]]
         storage.set(keys, parts)
         expect_get(storage, keys, [whole, whole, whole, whole, whole[7:1234]])
-
-    def test_reading_into_buffers_gives_what_get_gives(self, bench: StorageBench) -> None:
-        """Optional: a backend that does not offer it answers None, and is asked for values instead."""
-        storage, (whole, cut, many, absent, long, short) = bench.open(), new_keys(6)
-        sizes = {whole: [5000], cut: [1, 4096, 3, 900], many: [4] * 1500, absent: [10], long: [999], short: [500, 501]}
-        storage.set([whole, cut, many, long, short], [content(n, n) for n in (5000, 5000, 6000, 1000, 1000)])
-        memory = {key: bytearray(b"\xee" * (sum(parts) + 8)) for key, parts in sizes.items()}
-        places: list[list[memoryview]] = []
-        for key, parts in sizes.items():
-            ends = [4 + sum(parts[: i + 1]) for i in range(len(parts))]
-            places.append([memoryview(memory[key])[end - size : end] for size, end in zip(parts, ends, strict=True)])
-        answer = storage.get_into(list(sizes), places)
-        if answer is None:
-            return
-        assert answer == [5000, 5000, 6000, None, 1000, 1000], f"get_into() must give the pages' lengths, not {answer}"
-        for key, n in ((whole, 5000), (cut, 5000), (many, 6000)):
-            assert memory[key][4:-4] == content(n, n), "get_into() did not fill the buffers one after another"
-        for written in memory.values():
-            assert written[:4] == written[-4:] == b"\xee" * 4, "get_into() wrote outside of the buffers"
 
     def test_a_buffer_belongs_to_the_caller_again_after_set(self, bench: StorageBench) -> None:
         storage, keys = bench.open(), new_keys(2)
@@ -144,7 +138,7 @@ class BasicStorageTests(StorageKit, ABC):
         expect_pages(storage, [], [])
 
     def test_batches_may_be_large(self, bench: StorageBench) -> None:
-        storage, keys = bench.open(), new_keys(1000)
+        storage, keys = bench.open(), new_keys(MANY)
         values = [content(20, number) for number in range(len(keys))]
         storage.set(keys, values)
         expect_pages(storage, keys, values)

@@ -46,7 +46,9 @@ class StorageFaultTests(ABC):
 
     def test_every_directed_test_notices_some_fault(self) -> None:
         directed = {name for part in self.parts for name in vars(PARTS[part]) if name.startswith("test_")}
-        assert directed - self.elsewhere == {test for _, test in self.faults}
+        # Not the other way round: some faults show in tests of another part, which has enough of its own.
+        unnoticed = sorted(directed - self.elsewhere - {test for _, test in self.faults})
+        assert not unnoticed, f"no fault is planted that {unnoticed[0]} has to notice"
         assert self.elsewhere <= directed
 
 

@@ -5,6 +5,7 @@ from abc import ABC
 import pytest
 
 from kvcache_conformance.storage_bench import SCOPE, StorageBench, content, expect_pages, new_keys, shown
+from kvcache_conformance.storage_buffers import inverse, read_into
 from kvcache_conformance.storage_kit import RawStorage, StorageKit
 
 
@@ -38,6 +39,10 @@ class RawStorageTests(StorageKit, ABC):
             first, middle, last = storage.get(keys)
             assert (first, last) == (values[0], values[2]), "a damaged page changed another page's answer"
             assert middle is None or middle == damaged, "get gave neither what is stored nor None"
+            into = read_into(storage, keys, [inverse(value) for value in (values[0], damaged, values[2])])
+            if into is not None:
+                assert (into[0], into[2]) == (values[0], values[2]), "a damaged page changed what get_into gave of another one"
+                assert into[1] in (None, damaged), "get_into gave neither what is stored nor None"
             storage.set(keys[1:2], values[1:2])
             expect_pages(storage, keys, values)
 

@@ -7,8 +7,8 @@
             return MyStorage(place / "db", scope)              return {"path": str(place / "db")}
 
 The second asks the installed plugin for everything, which also lets it open the store in other processes. Basic parts (`basic`,
-`threads`, `machine`, `opening`) are never skipped; the Optional ones are switched by the declared capabilities, `raw` by
-overriding `raw`.
+`threads`, `machine`, `opening`) are never skipped; the Optional ones are switched by the declared capabilities, `buffers`
+by what `get_into` answers, `raw` by overriding `raw`.
 """
 
 from abc import ABC, abstractmethod
@@ -19,6 +19,7 @@ from typing import Any, ClassVar
 
 from kvcache_conformance.prefix_cache_machine import not_reached
 from kvcache_conformance.storage_basic_tests import BasicStorageTests
+from kvcache_conformance.storage_buffer_tests import BufferStorageTests
 from kvcache_conformance.storage_capacity_tests import CapacityStorageTests
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_conformance.storage_machine import expected_events, run_storage_machine
@@ -50,6 +51,7 @@ class AllStorageTests(
     SharedStorageTests,
     ScanStorageTests,
     CapacityStorageTests,
+    BufferStorageTests,
     RawStorageTests,
     ABC,
 ):

@@ -4,6 +4,7 @@ from abc import ABC
 from functools import partial
 
 from kvcache_conformance.storage_bench import StorageBench, content, expect_pages, in_threads, new_keys, shown
+from kvcache_conformance.storage_buffers import inverse, read_into
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_core.contracts.storage import HiCacheStorage
 
@@ -67,8 +68,13 @@ class ThreadStorageTests(StorageKit, ABC):
 
 
 def expect_whole(storage: HiCacheStorage, keys: list[str], values: list[bytes]) -> None:
-    """Each key has one of the values, or none."""
+    """Each key has one of the values, or none. `values`: no two have the same length."""
     found = storage.get(keys)
     assert len(found) == len(keys), f"get gave {len(found)} answers for {len(keys)} keys"
     for got in found:
         assert got is None or got in values, f"get gave {shown(got)}, which nobody has set"
+    # Buffers for each of the values: only those that are as long as what is there show it.
+    into = read_into(storage, keys * len(values), [inverse(value) for value in values for _ in keys]) or []
+    known: list[bytes | int | None] = [None, *values, *map(len, values)]
+    for got in into:
+        assert got in known, f"get_into gave {shown(got)}, which nobody has set"

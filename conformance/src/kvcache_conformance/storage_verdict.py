@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import Any, NamedTuple
 
-PART_NAMES = ("basic", "threads", "machine", "opening", "persistent", "shared", "scan", "capacity", "raw")
+PART_NAMES = ("basic", "threads", "machine", "opening", "persistent", "shared", "scan", "capacity", "buffers", "raw")
 """The parts of the kit, in the order in which they run."""
 
 _TEXT_LINES = 5
