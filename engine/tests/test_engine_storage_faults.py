@@ -143,7 +143,7 @@ def test_without_a_fault_the_second_run_reuses_more(run):
 
 
 class Pressed:
-    """Ctrl-C: `requested` from the first press on, KeyboardInterrupt at the second, as `Interrupt` does it."""
+    """Ctrl-C: `requested` from the first press on; a second one would end the process, and here the test."""
 
     def __init__(self) -> None:
         self.requested = False
@@ -195,10 +195,7 @@ class View:
 
 with Interrupt() as interrupt:
     engine = build_engine(config, settings, load_engine_model(settings, folder), registry)
-    try:
-        serve(engine, settings, read_prompts(prompts), View(), interrupt)
-    except KeyboardInterrupt:
-        sys.exit(130)
+    serve(engine, settings, read_prompts(prompts), View(), interrupt)
 sys.exit("nobody interrupted it")
 """
 

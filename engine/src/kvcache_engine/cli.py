@@ -22,9 +22,9 @@ exit status: 0 all requests were answered; 1 some were not; 2 the configuration,
 130 interrupted by Ctrl-C; 143 by SIGTERM.
 
 with a storage (hicache.storage), what it does not have yet is stored at the end, for at most hicache.persist_timeout seconds.
-Ctrl-C ends the serving after the current step, or the storing: what was done is printed, and written to --json. A second Ctrl-C
-leaves at once, with nothing printed or written; what the storage has confirmed until then stays there. SIGTERM does the same as
-Ctrl-C."""
+Ctrl-C ends the serving after the current step, or the storing: what was done is printed, and written to --json. While the model
+loads, it ends that, with nothing to print or write. A second Ctrl-C leaves at once, with nothing printed or written; what the
+storage has confirmed until then stays there. SIGTERM does the same as Ctrl-C."""
 
 
 def configure(parser: argparse.ArgumentParser) -> None:
