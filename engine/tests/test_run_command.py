@@ -298,6 +298,10 @@ def test_ctrl_c_and_sigterm_print_what_was_done(folder, number, status):
     data = json.loads(out.read_text(encoding="utf-8"))
     by_id = {r["id"]: r for r in data["requests"]}
     assert by_id["quick"]["finish_reason"] == "length"
-    assert data["summary"]["aborted"] > 0
+    summary = data["summary"]
+    begun = [r for r in data["requests"] if r["computed_tokens"] or any(r["cached_tokens"].values())]
+    assert 0 < summary["not_begun"] == 41 - len(begun) <= summary["aborted"]
+    assert summary["prompt_tokens"] == sum(r["prompt_tokens"] for r in begun)
+    assert summary["hit_rate"] == pytest.approx(sum(summary["cached_tokens"].values()) / summary["prompt_tokens"])
     assert "quick" in stdout
-    assert "aborted" in stdout
+    assert f"{summary['aborted']} aborted, {summary['not_begun']} of them not begun" in stdout

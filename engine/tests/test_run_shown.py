@@ -2,6 +2,7 @@
 
 import io
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,11 +14,32 @@ from kvcache_core.cli import build_parser
 from kvcache_core.registry.default import default_registry
 from kvcache_engine import cli, sweep_cli
 from kvcache_engine.job import job_from_args
-from kvcache_engine.report import request_table
-from kvcache_engine.results import RequestResult
+from kvcache_engine.report import request_table, summary_table
+from kvcache_engine.results import RequestResult, failed, totals
 from kvcache_engine.run import Working
 from kvcache_engine.screen import Screen
 from kvcache_engine.view import ProgressView
+
+
+def result(prompt, device=0, computed=0, end="length"):
+    return RequestResult("a", prompt, {"device": device, "host": 0, "storage": 0}, computed, 0, None, [], "", end, None)
+
+
+def test_the_figures_of_an_interrupted_run_add_up():
+    """One prompt got through, one was cut off within, one was loading, and one had not begun; and one failed."""
+    ends = [result(100, 60, 40), result(50, 10, 5, "abort"), result(300, end="abort"), result(400, end="abort")]
+    whole = totals([*ends, failed("b", "too long")])
+    assert (whole["requests"], whole["aborted"], whole["not_begun"], whole["errors"]) == (5, 3, 2, 1)
+    assert whole["prompt_tokens"] == 150
+    assert whole["hit_rate"] == pytest.approx(70 / 150)
+    rest = {"cache_type": "c", "page_size": 1, "tiers": {}, "scheduler": {"steps": 1, "preemptions": 0}, "cache": {}}
+    printed = io.StringIO()
+    Console(width=140, file=printed).print(
+        summary_table({**whole, **rest, "wall_s": 1.0, "compiled_programs": 1, "storage": None})
+    )
+    assert "5, 1 failed, 3 aborted, 2 of them not begun\n" in re.sub(" +\n", "\n", printed.getvalue())
+    assert "150: 45 computed, 70 saved (device 70, host 0, storage 0), 35 not reached" in printed.getvalue()
+    assert "46.7% (device 46.7%, host 0.0%, storage 0.0%)" in printed.getvalue()
 
 
 @pytest.mark.parametrize("width", [140, 80])

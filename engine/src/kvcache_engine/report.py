@@ -52,12 +52,15 @@ def summary_table(summary: Mapping[str, Any]) -> Table:
     """The figures of the whole run, a line each."""
     cached, prompt, cache = summary["cached_tokens"], summary["prompt_tokens"], summary["cache"]
     by_tier = ", ".join(f"{tier} {tokens / prompt if prompt else 0:.1%}" for tier, tokens in cached.items())
+    not_begun = f", {summary['not_begun']} of them not begun" if summary["not_begun"] else ""
+    not_reached = prompt - summary["computed_tokens"] - sum(cached.values())
     rows = {
         "cache": f"{summary['cache_type']}, page size {summary['page_size']}",
         "tiers": tiers_text(summary["tiers"]),
-        "requests": f"{summary['requests']}, {summary['errors']} failed, {summary['aborted']} aborted",
+        "requests": f"{summary['requests']}, {summary['errors']} failed, {summary['aborted']} aborted{not_begun}",
         "prompt tokens": f"{prompt}: {summary['computed_tokens']} computed, {sum(cached.values())} saved"
-        f" (device {cached['device']}, host {cached['host']}, storage {cached['storage']})",
+        f" (device {cached['device']}, host {cached['host']}, storage {cached['storage']})"
+        + (f", {not_reached} not reached" if not_reached else ""),
         "hit rate": f"{summary['hit_rate']:.1%} ({by_tier})",
         "answer tokens": f"{summary['output_tokens']} in {summary['wall_s']:.1f} s",
         "TTFT, median": f"{seconds_text(summary['ttft_with_hit_s'])} with a hit,"

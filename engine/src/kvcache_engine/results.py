@@ -39,6 +39,11 @@ class RequestResult:
     def cached(self) -> int:
         return sum(self.cached_tokens.values())
 
+    @property
+    def begun(self) -> bool:
+        """False for a request that was aborted before anything of its prompt came from a tier or was computed."""
+        return self.finish_reason != "abort" or self.cached + self.computed_tokens > 0
+
     def as_dict(self) -> dict[str, Any]:
         return asdict(self)
 
@@ -52,8 +57,12 @@ class Totals(TypedDict):
     """Requests that could not be served."""
     aborted: int
     """Requests that an interrupt ended."""
+    not_begun: int
+    """Those of the aborted ones of whose prompts nothing had come from a tier or been computed; none of the sums below has them.
+    """
     prompt_tokens: int
-    """Sum over the requests."""
+    """Sum over the requests that had begun. What is neither cached nor computed of it was not reached: an interrupt or an error
+    ended a request within its prompt."""
     cached_tokens: dict[str, int]
     """Sums over the requests, by tier."""
     computed_tokens: int
@@ -63,7 +72,7 @@ class Totals(TypedDict):
     output_tokens: int
     """Tokens of all answers."""
     hit_rate: float
-    """Cached tokens of all tiers over prompt tokens; 0 without a prompt."""
+    """Cached tokens of all tiers over `prompt_tokens`; 0 without a prompt."""
     ttft_with_hit_s: float | None
     """Median time to the first token, in seconds, of requests with cached tokens; null if there was none."""
     ttft_without_hit_s: float | None
@@ -124,7 +133,7 @@ def failed(id: str, error: str) -> RequestResult:
 
 def totals(results: Sequence[RequestResult]) -> Totals:
     """Sum up a run. The hit rate is cached over prompt tokens; times to first token are medians in seconds."""
-    prompt = sum(r.prompt_tokens for r in results)
+    prompt = sum(r.prompt_tokens for r in results if r.begun)
     cached = {tier: sum(r.cached_tokens[tier] for r in results) for tier in ("device", "host", "storage")}
     hits = [r.ttft_s for r in results if r.ttft_s is not None and r.cached]
     cold = [r.ttft_s for r in results if r.ttft_s is not None and not r.cached]
@@ -132,6 +141,7 @@ def totals(results: Sequence[RequestResult]) -> Totals:
         "requests": len(results),
         "errors": sum(r.error is not None for r in results),
         "aborted": sum(r.finish_reason == "abort" for r in results),
+        "not_begun": sum(not r.begun for r in results),
         "prompt_tokens": prompt,
         "cached_tokens": cached,
         "computed_tokens": sum(r.computed_tokens for r in results),
