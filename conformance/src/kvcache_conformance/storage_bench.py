@@ -9,7 +9,7 @@ from types import TracebackType
 from typing import Any, Protocol, Self, final
 
 from kvcache_conformance.storage_buffers import expect_into
-from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
+from kvcache_core.contracts.storage import HiCacheStorage, NotAllStoredError, StorageScope, Value
 
 SCOPE = StorageScope(model_id="conformance", page_size=16)
 """Where a test does not choose."""
@@ -92,6 +92,27 @@ def expect_pages(storage: HiCacheStorage, keys: Sequence[str], wanted: Sequence[
     expect_exists(storage, keys, [value is not None for value in wanted])
     expect_get(storage, keys, wanted)
     expect_into(storage, keys, wanted)
+
+
+def set_or_refuse(storage: HiCacheStorage, keys: Sequence[str], values: Sequence[Value]) -> None:
+    """`set` of new keys that the backend may refuse in whatever words. Where it says which are stored, that must be true."""
+    try:
+        storage.set(keys, values)
+    except NotAllStoredError as error:
+        expect_missing(storage, keys, error)
+    except Exception:
+        return
+
+
+def expect_missing(storage: HiCacheStorage, keys: Sequence[str], error: NotAllStoredError) -> None:
+    """What `set` raised for a batch of the new `keys` names exactly those that are not there."""
+    said = "set raised NotAllStoredError, and `missing`"
+    assert error.missing, f"{said} is empty: it must name the pages that are not stored"
+    unknown = error.missing.difference(keys)
+    assert not unknown, f"{said} names {min(unknown)!r}, which is no key of the batch"
+    gone = {key for key, there in zip(keys, storage.exists(keys), strict=True) if not there}
+    assert gone <= error.missing, f"{said} leaves out {len(gone - error.missing)} of {len(gone)} pages that are not there"
+    assert error.missing <= gone, f"{said} names {len(error.missing - gone)} pages that are there"
 
 
 def _compare(call: str, keys: Sequence[str], found: list[Any], wanted: Sequence[object], types: tuple[type, ...]) -> None:

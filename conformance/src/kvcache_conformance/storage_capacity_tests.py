@@ -1,12 +1,19 @@
 """The part `capacity` of the kit: an option `max_bytes`, and what goes when it is reached. Switched by the capability."""
 
 from abc import ABC
-from contextlib import suppress
 from dataclasses import replace
 
 import pytest
 
-from kvcache_conformance.storage_bench import SCOPE, StorageBench, content, expect_exists, expect_pages, new_keys
+from kvcache_conformance.storage_bench import (
+    SCOPE,
+    StorageBench,
+    content,
+    expect_exists,
+    expect_pages,
+    new_keys,
+    set_or_refuse,
+)
 from kvcache_conformance.storage_clock import fast_clock
 from kvcache_conformance.storage_kit import StorageKit
 from kvcache_core.contracts.storage import HiCacheStorage, StorageScope
@@ -97,12 +104,13 @@ class CapacityStorageTests(StorageKit, ABC):
 
     def test_a_value_above_the_limit_harms_nothing(self, bench: StorageBench) -> None:
         self.part("capacity")
-        storage, (huge, small) = bench.open_limited(LIMIT), new_keys(2)
-        with suppress(Exception):  # a backend may refuse it, in whatever words
-            storage.set([huge], [content(2 * LIMIT)])
+        storage, (huge, small, *others) = bench.open_limited(LIMIT), new_keys(4)
+        set_or_refuse(storage, [huge], [content(2 * LIMIT)])
         expect_pages(storage, [huge], [None])
         storage.set([small], [content(PAGE_BYTES)])
         expect_pages(storage, [small], [content(PAGE_BYTES)])
+        set_or_refuse(storage, [others[0], huge, others[1]], [content(PAGE_BYTES), content(2 * LIMIT), content(PAGE_BYTES)])
+        expect_pages(storage, [huge, small], [None, content(PAGE_BYTES)])
 
     def test_a_lower_limit_holds_after_opening_again(self, bench: StorageBench) -> None:
         self.part("capacity")
