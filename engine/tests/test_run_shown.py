@@ -92,3 +92,4 @@ def test_help_has_examples_and_does_not_import_jax():
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "kvcache run examples/quickstart.yaml" in done.stdout
     assert "--hicache-write-policy" in done.stdout
+    assert "missing folders are made" in " ".join(done.stdout.split())

@@ -205,3 +205,4 @@ def test_help_has_examples_and_does_not_import_jax():
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert "kvcache sweep examples/hicache.yaml --ratios 0,0.5,1,2,4" in done.stdout
+    assert " ".join(done.stdout.split()).count("missing folders are made") == 2

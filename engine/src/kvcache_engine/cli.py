@@ -32,7 +32,12 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.epilog = EPILOG
     add_job_arguments(parser)
-    parser.add_argument("--json", metavar="OUT", dest="json_out", help="write the results to OUT as JSON (`-`: standard output)")
+    parser.add_argument(
+        "--json",
+        metavar="OUT",
+        dest="json_out",
+        help="write the results to OUT as JSON (`-`: standard output); missing folders are made",
+    )
     parser.add_argument("--quiet", action="store_true", help="no progress and no tables")
     add_cache_flags(parser)
 

@@ -33,9 +33,17 @@ def configure(parser: argparse.ArgumentParser) -> None:
     parser.epilog = EPILOG
     add_job_arguments(parser)
     parser.add_argument("--ratios", metavar="LIST", type=ratios, default=DEFAULT, help=f"sizes of L2 (default: {DEFAULT})")
-    parser.add_argument("--json", metavar="OUT", dest="json_out", help="write the points to OUT as JSON (`-`: standard output)")
     parser.add_argument(
-        "--html", metavar="OUT", dest="html_out", help="write a page with table and plots to OUT; it needs no network"
+        "--json",
+        metavar="OUT",
+        dest="json_out",
+        help="write the points to OUT as JSON (`-`: standard output); missing folders are made",
+    )
+    parser.add_argument(
+        "--html",
+        metavar="OUT",
+        dest="html_out",
+        help="write a page with table and plots to OUT; it needs no network; missing folders are made",
     )
     parser.add_argument(
         "--no-warm-up", action="store_true", help="leave out the pass for compilation; the first ratio then pays for it"
