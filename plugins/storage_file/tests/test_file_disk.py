@@ -153,7 +153,7 @@ class TestFaultsOfDisks(PlantedFaultTests):
         Fault(
             "a full disk stays full",
             test_a_full_disk_is_met_with_our_own_oldest_pages,
-            Replacement(Root, "mend", "session.room.remove(2 * nbytes) > 0", "False"),
+            Replacement(Root, "mend", 'session.room.remove(2 * nbytes, used, "because the disk is full") > 0', "False"),
         ),
         Fault(
             "the floor is not looked at",
@@ -168,7 +168,7 @@ class TestFaultsOfDisks(PlantedFaultTests):
         Fault(
             "room that somebody takes is not made again",
             test_room_that_somebody_else_takes_is_made_once_more,
-            Replacement(Room, "_claim_space", "freed += self.remove(nbytes - freed)", "pass"),
+            Replacement(Room, "_claim_space", "freed += self.remove(nbytes - freed, used, why)", "pass"),
         ),
         Fault(
             "the cache makes up for others at once",

@@ -10,9 +10,9 @@ from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import largest_page, numbered_key, numbers_there, page_of, store_numbered
 from kvcache_core.contracts.storage import StorageScope
 from kvcache_core.errors import StorageError
-from kvcache_storage_file import page_file
 from kvcache_storage_file import storage as factory
 from kvcache_storage_file.read_only import ReadOnlyFileStorage
+from kvcache_storage_file.reader import Reader
 
 NBYTES = 1000
 LIMIT = 4 * largest_page(NBYTES)
@@ -113,7 +113,7 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "looking is use",
             test_looking_changes_nothing,
-            Replacement(page_file, "_read", "if renew and", "if"),
+            Replacement(Reader, "_each", "now - number if self._renew else None", "now - number"),
         ),
         Fault(
             "a folder that is missing has no pages",

@@ -18,7 +18,7 @@ class Draft:
     def __init__(self, session: Session, value: Value, used: int) -> None:
         """Raises OSError."""
         self._session = session
-        self._claim = session.room.claim(memoryview(value).nbytes)
+        self._claim = session.room.claim(memoryview(value).nbytes, used)
         self._temporary = session.member.temporary()
         try:
             self._fd = page_file.write(self._temporary, value, used)

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import time
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from typing import Final, TypeVar
@@ -37,8 +36,9 @@ def write(path: str, value: Value, used: int) -> int:
     return fd
 
 
-def read(path: str, *, renew: bool = True) -> bytes | None:
-    """The whole file; None where there is none. Raises OSError. `renew`: the time of use, at most once in TOUCH_NS."""
+def read(path: str, used: int | None) -> bytes | None:
+    """The whole file; None where there is none. Raises OSError. `used`: its new time of use (ns) where the last one is older than
+    TOUCH_NS; None: reading is no use."""
 
     def whole(fd: int, size: int) -> bytes:
         value = os.read(fd, size)
@@ -46,12 +46,12 @@ def read(path: str, *, renew: bool = True) -> bytes | None:
             value += more
         return value
 
-    return _read(path, renew, whole)
+    return _read(path, used, whole)
 
 
-def read_into(path: str, buffers: Sequence[memoryview], *, renew: bool = True) -> int | None:
+def read_into(path: str, buffers: Sequence[memoryview], used: int | None) -> int | None:
     """The whole file into `buffers`, one after another; gives its length, None where there is none. Nothing is read of a file
-    that is not exactly as long as they are together. Raises OSError. `renew`: as for `read`."""
+    that is not exactly as long as they are together. Raises OSError. `used`: as for `read`."""
 
     def whole(fd: int, size: int) -> int:
         if size != sum(map(len, buffers)):
@@ -64,10 +64,10 @@ def read_into(path: str, buffers: Sequence[memoryview], *, renew: bool = True) -
                 break  # what is missing of it, the length tells
         return read
 
-    return _read(path, renew, whole)
+    return _read(path, used, whole)
 
 
-def _read(path: str, renew: bool, whole: Callable[[int, int], T]) -> T | None:
+def _read(path: str, used: int | None, whole: Callable[[int, int], T]) -> T | None:
     """What `whole` makes of an open file and its size; None where there is none. Raises OSError."""
     try:
         # A FIFO in a page's place must not stop the reader for ever.
@@ -79,11 +79,10 @@ def _read(path: str, renew: bool, whole: Callable[[int, int], T]) -> T | None:
         if not stat.S_ISREG(status.st_mode):
             raise OSError(f"not a regular file: {path}")
         value = whole(fd, status.st_size)
-        now = time.time_ns()
-        if renew and now - status.st_mtime_ns > TOUCH_NS:
+        if used is not None and used - status.st_mtime_ns > TOUCH_NS:
             # Another user's file, or a file system that is read only by now: its bytes are as good as any.
             with suppress(OSError):
-                os.utime(fd, ns=(now, now))
+                os.utime(fd, ns=(used, used))
     finally:
         os.close(fd)
     return value

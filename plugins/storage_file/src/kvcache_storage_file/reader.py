@@ -1,6 +1,7 @@
 """Looks pages up and reads them; it changes nothing but the time of their last use. It knows no books and no root."""
 
 import logging
+import time
 from collections.abc import Callable, Sequence
 from typing import TypeVar, final
 
@@ -31,18 +32,20 @@ class Reader:
         """Raises OSError where no page could be read and not all are simply absent. A single bad file among good ones is absent:
         the next write of its key replaces it.
         """
-        return self._each(keys, lambda path, _: page_file.read(path, renew=self._renew))
+        return self._each(keys, lambda path, _, used: page_file.read(path, used))
 
     def get_into(self, keys: Sequence[str], buffers: Sequence[Sequence[memoryview]]) -> list[int | None]:
         """The lengths of the pages, which are read to their buffers. Raises as `get` does."""
-        return self._each(keys, lambda path, number: page_file.read_into(path, buffers[number], renew=self._renew))
+        return self._each(keys, lambda path, number, used: page_file.read_into(path, buffers[number], used))
 
-    def _each(self, keys: Sequence[str], read: Callable[[str, int], T | None]) -> list[T | None]:
+    def _each(self, keys: Sequence[str], read: Callable[[str, int, int | None], T | None]) -> list[T | None]:
+        # As in Writer: the beginning of a prefix counts as used after its end.
+        now = time.time_ns()
         paths = [self._layout.place(key).path for key in keys]
         answers: list[T | None] = [None] * len(paths)
 
         def answer(number: int) -> None:
-            answers[number] = read(paths[number], number)
+            answers[number] = read(paths[number], number, now - number if self._renew else None)
 
         errors = self._workers.each(len(paths), answer)
         if errors:

@@ -40,8 +40,10 @@ class Root:
         finally:
             session.leave()
 
-    def mend(self, session: Session, error: OSError, nbytes: int) -> bool:
+    def mend(self, session: Session, error: OSError, nbytes: int, used: int) -> bool:
         """After a write of `nbytes` failed: whether something was done that makes another try worth while. Raises OSError.
+
+        `used`: the time of use (ns) of what was to be written.
 
         A root that was removed is made again. Not where its file system has gone: under an empty mount
         point is another disk.
@@ -50,7 +52,7 @@ class Root:
             return False
         if error.errno in _FULL:
             # The limit of a user, or what another process has written since we looked.
-            return session.room.remove(2 * nbytes) > 0
+            return session.room.remove(2 * nbytes, used, "because the disk is full") > 0
         if error.errno not in _GONE:
             return False
         with self._lock:

@@ -3,6 +3,9 @@
 A batch of candidates is chosen by looking into some shards in turn, as many as it takes to see a few thousand pages. Keys are
 hashes, so some shards are a fair sample of all: their oldest sixteenth is among the oldest of the root. Up to those few thousand
 pages the sample is everything, and the order exact. A candidate that was used since it was seen is passed over.
+
+A page may be older than candidates that were chosen before it was written: one call's pages have descending times of use. It
+matters only where one call writes more than there is room for, and is looked for only there.
 """
 
 import threading
@@ -32,10 +35,15 @@ class Victims:
         self._next_shard = 0
         self._set_aside: dict[str, float] = {}
 
-    def next(self) -> Page | None:
-        """A page to remove; None when there is none in the whole root. Whether it is removed is the caller's affair."""
+    def next(self, used: int) -> Page | None:
+        """A page to remove for one whose time of use is `used` (ns); None when there is none in the whole root. Whether it is
+        removed is the caller's affair.
+        """
         with self._lock:
-            if not self._queue:
+            # What has a later stamp than the page to come may be its own call's, and there may be pages between the two. Stamps
+            # from the future (a clock that was set back) say nothing of the kind.
+            if not self._queue or used < self._queue[0].used <= time.time_ns():
+                self._queue.clear()
                 self._refill()
             return self._queue.popleft() if self._queue else None
 
@@ -56,5 +64,6 @@ class Victims:
             looked += 1
         self._next_shard = (self._next_shard + looked) % len(SHARDS)
         candidates = sorted(page for page in seen if page.path not in self._set_aside)
-        # After a look at everything the whole order is known, and stays right: what is used or new has a later stamp.
+        # After a look at everything the whole order is known, and stays right: what is used or new has a later stamp, but for
+        # pages of one call, see `next`.
         self._queue.extend(candidates if looked == len(SHARDS) else candidates[: max(1, len(candidates) // _SHARE)])

@@ -44,9 +44,10 @@ class Writer:
     def store(self, batch: Mapping[str, Value]) -> list[Exception]:
         """Gives what kept single pages from being stored; all the others are. Raises ValueError for a key that is none, before
         anything is stored."""
-        # One order for the batch, whichever thread comes first.
-        first = time.time_ns()
-        items = [_Item(self._layout.place(key), batch[key], first + number) for number, key in enumerate(batch)]
+        # One order for the batch, whichever thread comes first. A page is worth nothing without those before it, so those count
+        # as used later, and the end of a prefix goes before its beginning.
+        now = time.time_ns()
+        items = [_Item(self._layout.place(key), batch[key], now - number) for number, key in enumerate(batch)]
         with self._root.use() as session:
             if self._durability == "batch":
                 groups = [items[start : start + _GROUP] for start in range(0, len(items), _GROUP)]
@@ -58,7 +59,7 @@ class Writer:
         try:
             self._write(session, item)
         except OSError as error:
-            if not self._root.mend(session, error, memoryview(item.value).nbytes):
+            if not self._root.mend(session, error, memoryview(item.value).nbytes, item.used):
                 raise
             self._folders.clear()
             with self._root.use() as mended:
