@@ -15,8 +15,8 @@ class StorageScope:
     """What one cache stores pages of. A backend may use it to lay out folders; identity is already in every key.
 
     `read_only`: somebody looks (`kvcache storage inspect`) and the store is to stay as it is: only `exists`, `get`, `scan` and
-    `close` are called. A backend with a limit removes nothing because of it then; one that makes, counts or tidies anything when
-    it is opened should leave that out, raise where there is no store at the place, and refuse `set` and `delete`.
+    `close` are called. A backend refuses `set` and `delete` then, with any exception. One with a limit removes nothing because of
+    it; one that makes, counts or tidies anything when it is opened leaves that out, and raises where there is no store.
     Not a part of what a scope is: two that differ in it alone are equal, and have the same pages.
     """
 
