@@ -25,6 +25,8 @@ _PROCESS: Final = os.getpid()
 _CLOSE_SECONDS: Final = 2.0
 _KEYS: Final = 4096
 """Names in one call of `exists` or `remove`."""
+_PAGES: Final = 512
+"""Pages in one call of `put` or `get`: the library moves them all at once, and of 2,500 small ones more than 400 fail."""
 _PAUSE: Final = 0.02
 
 
@@ -63,7 +65,7 @@ class MooncakeStorage(HiCacheStorage):
         try:
             with self._turn() as turn:
                 while len(found) < len(unique):
-                    some = unique[len(found) :][: self._client.at_once]
+                    some = unique[len(found) :][: min(self._client.at_once, _PAGES)]
                     values, codes = turn.call(lambda some=some: self._client.get([self._prefix + key for key in some]))
                     found.update(zip(some, values, strict=True))
                     error = error or (error_of(codes[0]) if codes else None)
@@ -89,7 +91,7 @@ class MooncakeStorage(HiCacheStorage):
         with self._turn(writes=True) as turn:
             left = fitting
             while left:
-                sizes = self._client.load([batch[key] for key in left])
+                sizes = self._client.load([batch[key] for key in left[:_PAGES]])
                 some, left = left[: len(sizes)], left[len(sizes) :]
                 failed = self._put(turn, [self._prefix + key for key in some], sizes)
                 errors |= {some[n]: error_of(code) for n, code in failed.items()}
