@@ -89,6 +89,16 @@ with Interrupt():
     assert process.returncode == 130
 
 
+def read_until(terminal: int, text: bytes) -> None:
+    """Raises OSError when the terminal ends without it."""
+    shown = b""
+    while text not in shown:
+        part = os.read(terminal, 1024)
+        if not part:
+            raise OSError(f"no {text!r} in {shown!r}")
+        shown += part
+
+
 def test_a_terminal_gets_its_cursor_back():
     """A bar hides it, and after the second signal nobody is left who could end the bar."""
     code = "with Interrupt():\n    print('ready', flush=True)\n    while True: time.sleep(0.01)"
@@ -100,10 +110,8 @@ def test_a_terminal_gets_its_cursor_back():
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
         process.send_signal(signal.SIGINT)
-        shown = b""
-        while b"ends at once" not in shown:
-            shown += os.read(ours, 1024)
+        read_until(ours, b"ends at once")
         process.send_signal(signal.SIGINT)
         assert process.wait(timeout=30) == 130
-    assert b"\x1b[?25h" in os.read(ours, 1024)
+    read_until(ours, b"\x1b[?25h")
     os.close(ours)
