@@ -1,16 +1,20 @@
 """Disks that fill, and the room that stays free on them (FAULTS S2)."""
 
 import os
+import shutil
+from pathlib import Path
 
 import pytest
 
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import expect_stored, numbered_key, numbers_there, page_of, store_numbered
+from kvcache_core.cli import main
 from kvcache_core.errors import StorageError
-from kvcache_storage_file import free_space, page_file
+from kvcache_storage_file import free_space, full_disk, page_file
 from kvcache_storage_file.draft import Draft
 from kvcache_storage_file.free_space import FreeSpace
 from kvcache_storage_file.ledger import Ledger
+from kvcache_storage_file.member import Member
 from kvcache_storage_file.room import Room
 from kvcache_storage_file.root import Root
 
@@ -133,6 +137,70 @@ def test_a_batch_on_a_full_disk_stores_what_it_can_and_says_what_it_could_not(sm
     storage.check_integrity()
 
 
+def filled(root) -> Path:
+    """To the last byte, by somebody else."""
+    other = root.path.parent / "other"
+    other.write_bytes(bytes(free(root)))
+    assert free(root) == 0
+    return other
+
+
+@pytest.mark.parametrize("books", [True, False], ids=["with books", "without"])
+def test_a_root_on_a_full_disk_opens_in_the_place_of_its_oldest_pages(small_disk, caplog, books):
+    root = small_disk(4 * MIB)
+    storage = root.open()
+    store_numbered(storage, range(30), NBYTES)
+    storage.close()
+    if not books:
+        shutil.rmtree(root.path / ".kvcache")
+        (root.path / ".kvcache").mkdir()
+    filled(root)
+    try:
+        storage = root.open(max_bytes=4 * MIB)
+    except StorageError as error:
+        pytest.fail(f"it does not open: {error}")
+    left = numbers_there(storage, range(30), NBYTES)
+    assert left == list(range(30 - len(left), 30))
+    assert 30 - MIB // NBYTES - 1 <= len(left) < 30
+    assert "the oldest pages were removed to open it" in caplog.text
+    store_numbered(storage, [100], NBYTES)
+    assert numbers_there(storage, [100], NBYTES) == [100]
+    storage.check_integrity()
+
+
+def test_a_full_disk_without_pages_stops_the_start_and_says_what_to_do(small_disk):
+    root = small_disk(MIB)
+    root.path.mkdir()
+    other = filled(root)
+    descriptors = len(list(Path("/proc/self/fd").iterdir()))
+    with pytest.raises(StorageError, match=r"No space left on device, and there is no page to remove.*: free some space"):
+        root.open()
+    assert [path.name for path in (root.path / ".kvcache").iterdir()] == ["lock"]
+    assert len(list(Path("/proc/self/fd").iterdir())) == descriptors
+    other.unlink()
+    store_numbered(root.open(), [1], NBYTES)
+
+
+@pytest.mark.parametrize("command", ["prune --older-than 1h", "prune --max-bytes 1MiB", "verify --remove", "inspect"])
+def test_the_commands_work_on_a_full_disk(small_disk, tmp_path, capsys, command):
+    root = small_disk(4 * MIB)
+    storage = root.open()
+    store_numbered(storage, range(30), NBYTES)
+    storage.close()
+    for number in range(20):
+        root.age(number, 10_000 - number)
+    filled(root)
+    config = tmp_path / "cache.yaml"
+    config.write_text(f"hicache:\n  storage: {{kind: file, path: {root.path}}}\n", encoding="utf-8")
+    name, *flags = command.split()
+    code = main(["storage", name, str(config), *flags])
+    assert "No space" not in capsys.readouterr().err
+    # What these pages hold is no KV page: the one that verifies finds them bad.
+    assert code == (name == "verify")
+    left = {"prune --older-than 1h": 10, "prune --max-bytes 1MiB": 10, "verify --remove": 0, "inspect": 30}[command]
+    assert len(root.pages()) == left
+
+
 class TestFaultsOfDisks(PlantedFaultTests):
     faults = (
         Fault(
@@ -154,6 +222,35 @@ class TestFaultsOfDisks(PlantedFaultTests):
             "a full disk stays full",
             test_a_full_disk_is_met_with_our_own_oldest_pages,
             Replacement(Root, "mend", 'session.room.remove(2 * nbytes, used, "because the disk is full") > 0', "False"),
+        ),
+        Fault(
+            "a root on a full disk stays closed",
+            lambda small_disk, caplog: test_a_root_on_a_full_disk_opens_in_the_place_of_its_oldest_pages(
+                small_disk, caplog, books=True
+            ),
+            Replacement(Root, "_begun", "error.errno not in full_disk.FULL", "True"),
+        ),
+        Fault(
+            "any page makes room to open",
+            lambda small_disk, caplog: test_a_root_on_a_full_disk_opens_in_the_place_of_its_oldest_pages(
+                small_disk, caplog, books=True
+            ),
+            Replacement(full_disk, "make_room_to_open", "freed < ENOUGH and", ""),
+        ),
+        Fault(
+            "an opening that failed leaves its folder",
+            test_a_full_disk_without_pages_stops_the_start_and_says_what_to_do,
+            Replacement(Member, "__init__", "undo.callback(shutil.rmtree, self._folder, ignore_errors=True)", "pass"),
+        ),
+        Fault(
+            "an opening that failed keeps its lock",
+            test_a_full_disk_without_pages_stops_the_start_and_says_what_to_do,
+            Replacement(Member, "__init__", "undo.callback(os.close, self._fd)", "pass"),
+        ),
+        Fault(
+            "nothing to remove is not looked at",
+            test_a_full_disk_without_pages_stops_the_start_and_says_what_to_do,
+            Replacement(full_disk, "make_room_to_open", "if not freed:", "if False:"),
         ),
         Fault(
             "the floor is not looked at",

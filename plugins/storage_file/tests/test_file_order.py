@@ -222,7 +222,7 @@ class TestFaultsOfTheOrder(PlantedFaultTests):
         Fault(
             "a page that was used meanwhile goes all the same",
             test_a_page_that_was_used_since_it_was_chosen_is_passed_over,
-            Replacement(ledger, "_unlink", "used is not None and status.st_mtime_ns != used", "False"),
+            Replacement(ledger, "unlink", "used is not None and status.st_mtime_ns != used", "False"),
         ),
         Fault(
             "reading does not keep",

@@ -6,6 +6,7 @@ a limit forgets all counts, and a shard counts again once its folders have been 
 which a kill at any point leaves a count too high, never too low; looking at a shard, which evictions do, puts it right.
 """
 
+import errno
 import fcntl
 import os
 from collections.abc import Callable, Sequence
@@ -96,9 +97,9 @@ class Ledger:
     def remove(self, path: str, shard: int, used: int | None = None) -> int:
         """Remove a page and give its bytes; 0 where it is gone, or was used after `used`. Raises OSError."""
         if not self.active:
-            return _unlink(path, used)
+            return unlink(path, used)
         with self._lock:
-            freed = _unlink(path, used)
+            freed = unlink(path, used)
             self._add(shard, -freed)
             return freed
 
@@ -167,7 +168,7 @@ class Ledger:
             epoch = _CELLS.unpack(raw)[_EPOCH] + 1 if len(raw) == _CELLS.size else 1
             fresh = _CELLS.pack(limit is not None, epoch, 0, *[_UNKNOWN] * len(SHARDS))
             if os.pwrite(self._fd, fresh, 0) != len(fresh):
-                raise OSError("the books of the root could not be written")
+                raise OSError(errno.ENOSPC, "the books of the root could not be written")
             fcntl.flock(self._fd, fcntl.LOCK_UN)
         if limit is not None:
             fcntl.flock(self._fd, fcntl.LOCK_SH)
@@ -198,7 +199,8 @@ def _size(path: str) -> int:
         return 0
 
 
-def _unlink(path: str, used: int | None) -> int:
+def unlink(path: str, used: int | None) -> int:
+    """Remove a page without books; as `Ledger.remove`. Raises OSError."""
     try:
         status = os.stat(path, follow_symlinks=False)  # noqa: PTH116
         if used is not None and status.st_mtime_ns != used:

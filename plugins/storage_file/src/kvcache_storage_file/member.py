@@ -10,7 +10,7 @@ import os
 import secrets
 import shutil
 from collections.abc import Generator, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from struct import Struct
 from typing import NamedTuple, final
@@ -36,11 +36,15 @@ class Member:
     def __init__(self, private: str) -> None:
         self._folder = f"{private}/{secrets.token_hex(8)}"
         os.mkdir(self._folder)  # noqa: PTH102 - paths are strings in this package, see Layout
-        self._fd = os.open(f"{self._folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
-        fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        self._numbers = itertools.count()
-        self.claimed = self._epoch = 0
-        self.claim(0, 0)
+        with ExitStack() as undo:  # on a full disk any of these fails
+            undo.callback(shutil.rmtree, self._folder, ignore_errors=True)
+            self._fd = os.open(f"{self._folder}/{_LOCK}", os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o666)
+            undo.callback(os.close, self._fd)
+            fcntl.flock(self._fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            self._numbers = itertools.count()
+            self.claimed = self._epoch = 0
+            self.claim(0, 0)
+            undo.pop_all()
 
     def temporary(self) -> str:
         """A path that was never given before."""

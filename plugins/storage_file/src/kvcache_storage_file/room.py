@@ -36,7 +36,7 @@ class Room:
         self._space = space
         self._limit = limit
         self._limited = f"to stay within max_bytes={limit}"
-        self._victims = Victims(root, ledger)
+        self._victims = Victims(root, ledger.look)
         self._warned = self._warned_small = False
         self._opened = time.time_ns()
 

@@ -8,11 +8,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from typing import final
 
+from kvcache_storage_file import full_disk
 from kvcache_storage_file.room import NoRoomError
 from kvcache_storage_file.session import Session
 
 _GONE = (errno.ENOENT, errno.ENOTDIR)
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
 @final
@@ -25,7 +25,7 @@ class Root:
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
-        self._session = Session(path, max_bytes, min_free_bytes)
+        self._session = self._begun()
         self.swept = self._session.swept
         self.closed = False
 
@@ -50,16 +50,26 @@ class Root:
         """
         if isinstance(error, NoRoomError):
             return False
-        if error.errno in _FULL:
+        if error.errno in full_disk.FULL:
             # The limit of a user, or what another process has written since we looked.
             return session.room.remove(2 * nbytes, used, "because the disk is full") > 0
         if error.errno not in _GONE:
             return False
         with self._lock:
             if self._session is session and not session.member.is_there() and not self.closed:
-                self._session = Session(self.path, self._max_bytes, self._min_free_bytes, session.device)
+                self._session = self._begun(session.device)
                 session.end(patience=0)  # the caller is inside
         return True
+
+    def _begun(self, device: int | None = None) -> Session:
+        """A new session, on a full disk in the place of some pages. Raises OSError."""
+        try:
+            return Session(self.path, self._max_bytes, self._min_free_bytes, device)
+        except OSError as error:
+            if error.errno not in full_disk.FULL:
+                raise
+            full_disk.make_room_to_open(self.path)
+            return Session(self.path, self._max_bytes, self._min_free_bytes, device)
 
     def close(self) -> None:
         """Leave the root. Idempotent."""
