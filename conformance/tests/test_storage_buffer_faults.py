@@ -142,6 +142,24 @@ class WritesOneMore(ToyStorage):
         return super().fill(value, places)
 
 
+class RaisesForDamagedPages(ToyStorage):
+    """What it reads into buffers has to have the length that was stored."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.sizes: dict[str, int] = {}
+
+    def set(self, keys, values):
+        super().set(keys, values)
+        self.sizes |= {key: len(value) for key, value in zip(keys, values, strict=True)}
+
+    def get_into(self, keys, buffers):
+        for key, value in zip(keys, self.get(keys), strict=True):
+            if value is not None and len(value) != self.sizes.get(key, len(value)):
+                raise ValueError("damaged")
+        return super().get_into(keys, buffers)
+
+
 class TakesAThousandKeys(ToyStorage):
     def get_into(self, keys, buffers):
         return [*(super().get_into(keys[:1000], buffers[:1000]) or ()), *[None] * (len(keys) - 1000)]
@@ -236,6 +254,7 @@ class TestFaultsOfBuffers(StorageFaultTests):
         (WritesSmallPagesAlone, "test_values_of_any_size"),
         (WritesOneMore, "test_a_page_comes_back_as_it_was_set"),
         (TakesAThousandKeys, "test_batches_may_be_large"),
+        (RaisesForDamagedPages, "test_a_damaged_page_harms_no_other_and_can_be_set_again"),
         (ReadsIntoBuffersByHalves, "test_readers_see_a_whole_value_or_none"),
     )
 
