@@ -79,7 +79,7 @@ def test_a_second_process_reuses_what_the_first_one_computed(config, tmp_path):
     assert len(files) * 16 >= first["summary"]["cache"]["storage_written_tokens"] > 0
     assert second["summary"]["storage"] == "file"
     assert second["summary"]["cache"]["storage_state"] == "ok"
-    assert re.search(r"reused +nothing from storage; this run stored \d+ tokens for the next", printed[0])
+    assert re.search(r"reused +nothing from storage; this run handed it \d+ tokens", printed[0])
     assert re.search(rf"reused +{stored['storage']} of {prompt} prompt tokens came from storage, where earlier runs", printed[1])
     for line in (r"storage +file: ok", r"L3 to L2 +\d+ tokens, .*/s", r"L2 to L3 +\d+ tokens", r"stored at the end +\d+ pages"):
         assert re.search(line, printed[1])

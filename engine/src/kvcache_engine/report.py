@@ -112,7 +112,7 @@ def _reused(summary: Mapping[str, Any]) -> str:
     stored, prompt = summary["cached_tokens"]["storage"], summary["prompt_tokens"]
     if not stored:
         stored = summary["cache"]["storage_written_tokens"]
-        return "nothing from storage" + (f"; this run stored {stored} tokens for the next" if stored else "")
+        return "nothing from storage" + (f"; this run handed it {stored} tokens" if stored else "")
     # What never left memory in this run can only have been stored by another one.
     kept = summary["cache"]["host_evicted_tokens"] == 0 and not summary["cache"]["dropped"]
     return f"{stored} of {prompt} prompt tokens came from storage" + (", where earlier runs had left them" if kept else "")
