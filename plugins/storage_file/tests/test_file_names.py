@@ -11,8 +11,9 @@ from hypothesis import strategies as st
 from kvcache_conformance.mutants import Fault, PlantedFaultTests, Replacement
 from kvcache_conformance.storage_numbered import numbered_key, store_numbered
 from kvcache_core.contracts.storage import StorageScope
-from kvcache_storage_file import layout, pages
+from kvcache_storage_file import layout
 from kvcache_storage_file.layout import Layout, is_hashed, model_id_of
+from kvcache_storage_file.pages import Pages
 
 HOSTILE = [
     "",
@@ -174,11 +175,11 @@ class TestPlantedFaults(PlantedFaultTests):
         Fault(
             "links are followed",
             test_only_pages_are_evicted_scanned_and_deleted,
-            Replacement(pages, "pages_in", "os.stat(folder, follow_symlinks=False)", "os.stat(folder)"),
+            Replacement(Pages, "in_shard_of", "os.stat(folder, follow_symlinks=False)", "os.stat(folder)"),
         ),
         Fault(
             "hidden folders are models",
             test_only_pages_are_evicted_scanned_and_deleted,
-            Replacement(pages, "scopes", "not layout.is_model(model.name)", "False"),
+            Replacement(Pages, "scopes", "not layout.is_model(model.name)", "False"),
         ),
     )

@@ -9,6 +9,7 @@ import time
 from typing import Final
 
 from kvcache_storage_file.ledger import unlink
+from kvcache_storage_file.pages import Pages
 from kvcache_storage_file.room import NoRoomError
 from kvcache_storage_file.victims import Victims
 
@@ -20,9 +21,9 @@ ENOUGH: Final = 2**20
 log = logging.getLogger(__name__)
 
 
-def make_room_to_open(root: str) -> None:
+def make_room_to_open(pages: Pages) -> None:
     """Remove the least recently used pages until ENOUGH bytes are free, or all there are. Raises NoRoomError where none goes."""
-    victims = Victims(root, lambda _, pages: pages())
+    victims = Victims(pages, lambda _, find: find())
     freed = 0
     while freed < ENOUGH and (page := victims.next(time.time_ns())) is not None:
         try:
@@ -31,6 +32,7 @@ def make_room_to_open(root: str) -> None:
             victims.set_aside(page)
     if not freed:
         raise NoRoomError(
-            errno.ENOSPC, f"{os.strerror(errno.ENOSPC)}, and there is no page to remove in {root}: free some space on its disk"
+            errno.ENOSPC,
+            f"{os.strerror(errno.ENOSPC)}, and there is no page to remove in {pages.root}: free some space on its disk",
         )
-    log.warning("the disk of %s is full: %d bytes of the oldest pages were removed to open it", root, freed)
+    log.warning("the disk of %s is full: %d bytes of the oldest pages were removed to open it", pages.root, freed)

@@ -8,7 +8,7 @@ from typing import final
 
 from kvcache_core.contracts.storage import HiCacheStorage, StoredPage, Value
 from kvcache_storage_file.layout import Layout
-from kvcache_storage_file.pages import stored_pages
+from kvcache_storage_file.pages import Pages
 from kvcache_storage_file.reader import Reader
 from kvcache_storage_file.workers import Workers
 
@@ -23,7 +23,7 @@ class ReadOnlyFileStorage(HiCacheStorage):
         """`workers` end with it. Raises OSError where there is no folder `root`."""
         if not stat.S_ISDIR(os.stat(root).st_mode):  # noqa: PTH116 - paths are strings in this package, see Layout
             raise NotADirectoryError(errno.ENOTDIR, os.strerror(errno.ENOTDIR), root)
-        self._root = root
+        self._pages = Pages(root)
         self._reader = Reader(layout, workers, renew=False)
         self._workers = workers
         self._process = os.getpid()
@@ -47,7 +47,7 @@ class ReadOnlyFileStorage(HiCacheStorage):
 
     def scan(self) -> Iterator[StoredPage]:
         self._check()
-        return stored_pages(self._root)
+        return self._pages.stored()
 
     def close(self) -> None:
         self._closed = True
@@ -60,4 +60,4 @@ class ReadOnlyFileStorage(HiCacheStorage):
             raise RuntimeError("this storage was opened by the parent process: open it again after a fork")
 
     def _refused(self) -> OSError:
-        return OSError(errno.EROFS, "this storage was opened to be read only", self._root)
+        return OSError(errno.EROFS, "this storage was opened to be read only", self._pages.root)

@@ -12,7 +12,7 @@ from typing import final
 from kvcache_core.errors import IntegrityError
 from kvcache_storage_file.free_space import FreeSpace
 from kvcache_storage_file.ledger import Claim, Ledger
-from kvcache_storage_file.pages import Page, pages_of_shard
+from kvcache_storage_file.pages import Page, Pages
 from kvcache_storage_file.victims import Victims
 
 log = logging.getLogger(__name__)
@@ -30,13 +30,14 @@ class NoRoomError(OSError):
 class Room:
     """Room of one root. Thread safe. `limit`: bytes of all pages; None for none."""
 
-    def __init__(self, root: str, ledger: Ledger, space: FreeSpace, limit: int | None) -> None:
-        self._root = root
+    def __init__(self, pages: Pages, ledger: Ledger, space: FreeSpace, limit: int | None) -> None:
+        self._pages = pages
+        self._root = pages.root
         self._ledger = ledger
         self._space = space
         self._limit = limit
         self._limited = f"to stay within max_bytes={limit}"
-        self._victims = Victims(root, ledger.look)
+        self._victims = Victims(pages, ledger.look)
         self._warned = self._warned_small = False
         self._opened = time.time_ns()
 
@@ -91,7 +92,7 @@ class Room:
         for shard in self._ledger.unknown():
             if not go_on():
                 return False
-            self._ledger.look(shard, lambda number=shard: pages_of_shard(self._root, number))
+            self._ledger.look(shard, lambda number=shard: self._pages.of_shard(number))
         while excess := self._ledger.excess():
             # In portions, so that `close` does not have to wait for a large root.
             if not go_on():
@@ -103,7 +104,7 @@ class Room:
 
     def check_integrity(self) -> None:
         """To be called while this opener writes nothing. Raises IntegrityError."""
-        self._ledger.check_integrity(lambda shard: pages_of_shard(self._root, shard))
+        self._ledger.check_integrity(self._pages.of_shard)
         if self._space.writing:
             raise IntegrityError(f"{self._space.writing} bytes of free space are claimed and nothing is being written")
 

@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from typing import final
 
 from kvcache_storage_file import full_disk
+from kvcache_storage_file.pages import Pages
 from kvcache_storage_file.room import NoRoomError
 from kvcache_storage_file.session import Session
 
@@ -21,7 +22,7 @@ class Root:
 
     def __init__(self, path: str, max_bytes: int | None, min_free_bytes: int | None) -> None:
         """Raises OSError."""
-        self.path = path
+        self.pages = Pages(path)
         self._max_bytes = max_bytes
         self._min_free_bytes = min_free_bytes
         self._lock = threading.Lock()
@@ -64,12 +65,12 @@ class Root:
     def _begun(self, device: int | None = None) -> Session:
         """A new session, on a full disk in the place of some pages. Raises OSError."""
         try:
-            return Session(self.path, self._max_bytes, self._min_free_bytes, device)
+            return Session(self.pages, self._max_bytes, self._min_free_bytes, device)
         except OSError as error:
             if error.errno not in full_disk.FULL:
                 raise
-            full_disk.make_room_to_open(self.path)
-            return Session(self.path, self._max_bytes, self._min_free_bytes, device)
+            full_disk.make_room_to_open(self.pages)
+            return Session(self.pages, self._max_bytes, self._min_free_bytes, device)
 
     def close(self) -> None:
         """Leave the root. Idempotent."""

@@ -15,6 +15,7 @@ from kvcache_storage_file.free_space import FreeSpace
 from kvcache_storage_file.layout import PRIVATE
 from kvcache_storage_file.ledger import Ledger
 from kvcache_storage_file.member import Member, sweep
+from kvcache_storage_file.pages import Pages
 from kvcache_storage_file.room import Room
 from kvcache_storage_file.shared_lock import SharedLock
 
@@ -26,10 +27,11 @@ COUNT_SECONDS = 2.0
 
 @final
 class Session:
-    """One opener of `root`, which is made where it is missing. Raises OSError."""
+    """One opener of the root of `pages`, which is made where it is missing. Raises OSError."""
 
-    def __init__(self, root: str, max_bytes: int | None, min_free_bytes: int | None, device: int | None = None) -> None:
+    def __init__(self, pages: Pages, max_bytes: int | None, min_free_bytes: int | None, device: int | None = None) -> None:
         """`device`: the file system that the root has to be on, None for any."""
+        root = pages.root
         if device is not None and _nearest_device(root) != device:
             # Before anything is made: below an empty mount point it would be on another disk.
             raise OSError(f"{root} is on another file system than when it was opened")
@@ -51,7 +53,7 @@ class Session:
             self.swept = sum(one.temporaries for one in abandoned)
             if self.swept:
                 log.info("%d unfinished pages of processes that were killed were removed from %s", self.swept, root)
-            self.room = Room(root, self.ledger, FreeSpace(root, min_free_bytes), max_bytes)
+            self.room = Room(pages, self.ledger, FreeSpace(root, min_free_bytes), max_bytes)
             self._users = 0
             self._changed = threading.Condition(threading.Lock())
             self._ended = False

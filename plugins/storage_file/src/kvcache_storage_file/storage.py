@@ -11,7 +11,6 @@ from kvcache_core.contracts.storage import HiCacheStorage, StorageScope, StoredP
 from kvcache_core.errors import StorageError
 from kvcache_storage_file.config import FileOptions
 from kvcache_storage_file.layout import Layout
-from kvcache_storage_file.pages import stored_pages
 from kvcache_storage_file.read_only import ReadOnlyFileStorage
 from kvcache_storage_file.reader import Reader
 from kvcache_storage_file.root import Root
@@ -88,7 +87,7 @@ class LocalFileStorage(HiCacheStorage):
 
     def scan(self) -> Iterator[StoredPage]:
         self._check()
-        return stored_pages(self._opened.path)
+        return self._opened.pages.stored()
 
     def check_integrity(self) -> None:
         """Hold the books against the files. To be called while this opener writes nothing. Raises IntegrityError."""
@@ -115,11 +114,17 @@ def make(options: FileOptions, scope: StorageScope) -> HiCacheStorage:
             return ReadOnlyFileStorage(root, Layout(root, scope.model_id, scope.page_size), Workers(options.workers - 1))
         return LocalFileStorage(options, scope)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder to put in place of `~`
-        reason = (error.strerror if isinstance(error, OSError) else None) or error
         raise StorageError(
-            f"storage 'file' cannot use the folder {options.path!r}: {reason}; give another one with 'path'",
+            f"storage 'file' cannot use the folder {options.path!r}: {_reason(error, options.path)}; give another one with 'path'",
             path=("hicache", "storage", "path"),
         ) from error
+
+
+def _reason(error: OSError | RuntimeError, path: str) -> str:
+    """What the system says, and of which file or folder: it may be one deep below `path`."""
+    if not isinstance(error, OSError) or error.strerror is None:
+        return str(error)
+    return error.strerror if error.filename in (None, path) else f"{error.strerror}: {error.filename}"
 
 
 def _root(options: FileOptions) -> str:

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from typing import final
 
 from kvcache_storage_file.layout import SHARDS
-from kvcache_storage_file.pages import Page, pages_of_shard
+from kvcache_storage_file.pages import Page, Pages
 
 Look = Callable[[int, Callable[[], Sequence[Page]]], Sequence[Page]]
 """What `Ledger.look` does: gives the pages that the second finds in a shard."""
@@ -30,8 +30,8 @@ _SET_ASIDE = 60.0
 class Victims:
     """The candidates of one root. Thread safe."""
 
-    def __init__(self, root: str, look: Look) -> None:
-        self._root = root
+    def __init__(self, pages: Pages, look: Look) -> None:
+        self._pages = pages
         self._look = look
         self._lock = threading.Lock()
         self._queue: deque[Page] = deque()
@@ -63,7 +63,7 @@ class Victims:
         while looked < len(SHARDS) and len(seen) < SAMPLE:
             shard = (self._next_shard + looked) % len(SHARDS)
             # The scopes are listed anew under the lock: a folder made since the last shard would be left out of the count.
-            seen += self._look(shard, lambda number=shard: pages_of_shard(self._root, number))
+            seen += self._look(shard, lambda number=shard: self._pages.of_shard(number))
             looked += 1
         self._next_shard = (self._next_shard + looked) % len(SHARDS)
         candidates = sorted(page for page in seen if page.path not in self._set_aside)
