@@ -115,7 +115,8 @@ def make(options: FileOptions, scope: StorageScope) -> HiCacheStorage:
         return LocalFileStorage(options, scope)
     except (OSError, RuntimeError) as error:  # RuntimeError: there is no home folder to put in place of `~`
         raise StorageError(
-            f"storage 'file' cannot use the folder {options.path!r}: {_reason(error, options.path)}; give another one with 'path'",
+            f"storage 'file' cannot use the folder {options.path!r}: {_reason(error, options.path)}; "
+            "give another one with 'path'",
             path=("hicache", "storage", "path"),
         ) from error
 
