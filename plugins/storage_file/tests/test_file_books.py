@@ -128,14 +128,18 @@ def test_two_openers_never_keep_books_at_the_same_time(root, monkeypatch):
         reading -= 1
         return read(ledger)
 
-    meeting = threading.Event()
-    runs = [threading.Thread(target=store_numbered, args=(storages[at], range(at, 30, 2), NBYTES)) for at in range(2)]
+    def run(at):
+        both.wait(60)
+        store_numbered(storages[at], range(at, 30, 2), NBYTES)
+
+    meeting, both = threading.Event(), threading.Barrier(2)
+    runs = [threading.Thread(target=run, args=(at,)) for at in range(2)]
     with monkeypatch.context() as patch:
         patch.setattr(Ledger, "_read", slow)
-        for run in runs:
-            run.start()
-        for run in runs:
-            run.join()
+        for thread in runs:
+            thread.start()
+        for thread in runs:
+            thread.join()
     assert most == 1
     _, _, claimed, *counts = storages[0]._opened._session.ledger._read()
     assert claimed == 0
