@@ -4,9 +4,10 @@ import pytest
 
 import kvcache_core
 from kvcache_conformance.installed import record_of, registry_of
+from kvcache_conformance.storage_kit import CAPABILITIES as KIT_CAPABILITIES
 from kvcache_core.config.model import CacheConfig, HiCacheConfig
 from kvcache_core.errors import DuplicateNameError, MissingPluginError, PluginError
-from kvcache_core.registry.checks import EXPECTED, RESERVED_FLAGS, RESERVED_SECTIONS
+from kvcache_core.registry.checks import CAPABILITIES, EXPECTED, RESERVED_FLAGS, RESERVED_SECTIONS
 from kvcache_core.registry.default import default_registry
 from kvcache_core.registry.hookspecs import HookSpecs
 from kvcache_core.registry.known import OUR_PACKAGES, Kind
@@ -110,3 +111,7 @@ def test_every_hook_is_known_to_discovery():
 def test_reexported_names_exist():
     for name in kvcache_core.__all__:
         assert getattr(kvcache_core, name).__name__ == name
+
+
+def test_the_capabilities_are_those_that_the_kit_has_parts_for():
+    assert KIT_CAPABILITIES.keys() == CAPABILITIES

@@ -101,6 +101,7 @@ def set_or_refuse(storage: HiCacheStorage, keys: Sequence[str], values: Sequence
     except NotAllStoredError as error:
         expect_missing(storage, keys, error)
     except Exception:
+        # Refused as a whole, with whatever a backend raises: the caller looks at what is there.
         return
 
 
