@@ -170,6 +170,31 @@ def test_closing_ends_the_calls_that_hang(own_store):
     own_store.server.resume()
 
 
+def test_a_request_that_begins_while_it_closes_is_no_failure_of_the_server(store, monkeypatch):
+    storage, keys = store.open(workers=1), new_keys(1)
+    storage.set(keys, [content(10)])
+    closing, begun, answers = storage._fan_out.close, threading.Event(), []
+
+    def begin(name):
+        begun.wait(LONG)
+        return storage._read(name)
+
+    def ask():
+        answers.extend(storage._find(keys, begin).values())
+
+    def close_later(patience):
+        begun.set()
+        caller.join(LONG)
+        closing(patience)
+
+    caller = threading.Thread(target=ask)
+    caller.start()
+    until(lambda: storage._fan_out._batches)
+    monkeypatch.setattr(storage._fan_out, "close", close_later)
+    storage.close()
+    assert answers == [content(10)]
+
+
 def test_a_closed_store_says_so(store):
     storage, keys = store.open(), new_keys(1)
     for _ in range(2):

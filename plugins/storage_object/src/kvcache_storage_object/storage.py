@@ -105,9 +105,11 @@ class ObjectStorage(HiCacheStorage):
     def close(self) -> None:
         """Ends its threads and connections. A request that hangs is not waited for."""
         self._closed = True
-        self._held = None  # the library has no way to close a client: its connections end with it
         if in_this_process():
             self._fan_out.close(_CLOSE_SECONDS)
+        # Only now: a request that begins without a client would tell its caller of a server's failure. The library has no way to
+        # close a client: its connections end with it.
+        self._held = None
 
     @property
     def _client(self) -> "ObjectStore":
