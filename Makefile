@@ -22,8 +22,9 @@ help: ## Show the targets
 run: sync ## Serve the example conversations with a real model (examples/quickstart.yaml)
 	@$(BIN)/kvcache run examples/quickstart.yaml $(ARGS)
 
+# In the order of the folders: the longest tests stand alone in their files, and would come last by the number of tests in a file.
 test: sync ## Run every test (ARGS="-k name" is handed to pytest)
-	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile $(ARGS)
+	@$(BIN)/pytest -q -n $(WORKERS) --dist loadfile --no-loadscope-reorder $(ARGS)
 
 lint: sync ## Check style, types and import rules
 	@$(BIN)/ruff check --quiet --output-format concise .

@@ -13,7 +13,7 @@ uv pip install --quiet --python "$env/bin/python" --resolution lowest-direct -r 
 "$env/bin/python" .ci/lower_bounds.py --check
 # What servers do when they hang or go, equal logits over long workloads and the random machines take minutes and depend little on versions:
 # the test lane sees them.
-"$env/bin/pytest" -q -p no:cacheprovider -n "$(($(nproc) + 1))" --dist loadfile -m "not real_model and not slow" \
+"$env/bin/pytest" -q -p no:cacheprovider -n "$(($(nproc) + 1))" --dist loadfile --no-loadscope-reorder -m "not real_model and not slow" \
   --ignore-glob='*/test_kl_*.py' --ignore=engine/tests/test_goldens_hit_path.py \
   --ignore-glob='*/tests/conformance/test_unified_*machine*.py' \
   --deselect=plugins/storage_mooncake/tests/test_mooncake_conforms.py::TestMooncakeStorage::test_the_machine_finds_nothing \
