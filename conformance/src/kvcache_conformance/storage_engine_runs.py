@@ -13,6 +13,7 @@ from typing import Any, Final, Literal, Protocol, final
 
 from kvcache_core.config.model import CacheConfig
 from kvcache_core.contracts.cache import BasePrefixCache
+from kvcache_core.errors import StorageError
 
 PAGE: Final = 16
 DEVICE_TOKENS: Final = 20 * PAGE
@@ -182,7 +183,7 @@ class EngineRuns:
     def run(self, storage: Mapping[str, Any], view: Outage, **hicache: Any) -> OutageRun:
         """One run over `storage`, the section of a configuration. Raises AssertionError: a request failed, has another answer
         than without reuse or the wrong account, or waited for ever; or a page was wrong."""
-        report = self._serve(_config(storage, hicache), view)
+        report = self._started(_config(storage, hicache), view)
         assert {answer.id for answer in report.requests} == set(self._answers)
         for answer in report.requests:
             assert answer.error is None, f"{answer.id}: {answer.error}"
@@ -192,6 +193,17 @@ class EngineRuns:
         run = OutageRun(report, view)
         assert not any(reason.startswith("bad page") for reason in run.misses), run.misses
         return run
+
+    def _started(self, config: CacheConfig, view: Outage) -> Report:
+        """The deadlines of these runs are short, for servers that hang; a busy machine may miss one while the storage is opened,
+        which is an error at the start, and nothing has happened yet."""
+        end = monotonic() + _LONG
+        while True:
+            try:
+                return self._serve(config, view)
+            except StorageError:
+                if monotonic() > end:
+                    raise
 
     def check_outage(
         self,
