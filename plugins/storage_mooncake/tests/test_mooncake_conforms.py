@@ -17,4 +17,5 @@ class TestMooncakeStorage(InstalledStorageTests):
 
     def options(self, place):
         prefix = hashlib.sha256(str(place).encode()).hexdigest()[:16]
-        return {**self.master.options(), "key_prefix": f"{prefix}/", "buffer_bytes": 2**24}
+        patient = {"timeout": 30.0}  # the usual four seconds are short for a busy machine
+        return {**self.master.options(), "key_prefix": f"{prefix}/", "buffer_bytes": 2**24, **patient}

@@ -42,7 +42,7 @@ class TestObjectStorage(InstalledStorageTests):
         self.server, self.client = server, client
 
     def options(self, place):
-        return self.server.options(prefix_of(place))
+        return self.server.options(prefix_of(place)) | {"timeout": 30.0}  # the usual four seconds are short for a busy machine
 
     def raw(self, place, scope):
         return RawObjects(self.client, f"{prefix_of(place)}/{scope.model_id}/{scope.page_size}")

@@ -36,6 +36,10 @@ class RawKeys(RawStorage):
         return self._servers[-1].ask(command, self._prefix + key, *more)
 
 
+PATIENT = {"connect_timeout": 10.0, "socket_timeout": 30.0}
+"""The usual seconds are short for a busy machine."""
+
+
 class RedisKit(InstalledStorageTests, ABC):
     """The kit on servers that a fixture gives each test."""
 
@@ -43,7 +47,7 @@ class RedisKit(InstalledStorageTests, ABC):
     servers: Sequence[RedisServer]
 
     def options(self, place):
-        return {"host": LOOPBACK, "port": self.servers[0].port, "key_prefix": prefix_of(place)}
+        return {"host": LOOPBACK, "port": self.servers[0].port, "key_prefix": prefix_of(place), **PATIENT}
 
     def raw(self, place, scope):
         return RawKeys(self.servers, f"{prefix_of(place)}:{scope.model_id}:{scope.page_size}:")
@@ -88,4 +92,4 @@ class TestOnRedisWithTlsAndPassword(RedisKit):
         (server,) = self.servers
         assert server.certificates is not None
         url = f"rediss://:p%40ss%2Fword@{LOOPBACK}:{server.port}/0"
-        return {"url": url, "tls_ca_file": str(server.certificates.authority), "key_prefix": prefix_of(place)}
+        return {"url": url, "tls_ca_file": str(server.certificates.authority), "key_prefix": prefix_of(place), **PATIENT}
