@@ -88,9 +88,18 @@ def test_a_load_that_fails_in_a_later_step_fails_alone(rig, page, monkeypatch):
     """It was assembled, and cannot be queued whole: no step ends by it, and no other load."""
     slots = rig.stored(1, 2)
     monkeypatch.setattr(captured, "MAX_ROWS", 1)
+    both_wait, batches = threading.Event(), captured.CapturedPages.batches
+
+    def assembled_later(pages):
+        assert both_wait.wait(60.0)
+        return batches(pages)
+
     with monkeypatch.context() as inside:
         raises_at(inside, Batch, "targets", 2)
+        # A quick worker would be done within the call, which then raises.
+        inside.setattr(captured.CapturedPages, "batches", assembled_later)
         bad, good = rig.load([10, 11], slots, "bad"), rig.load([12, 13], slots, "good")
+        both_wait.set()
         rig.settle(bad, good)
     assert rig.committed == [("bad", False), ("good", True)]
     assert np.array_equal(rig.gate.read([10, 11, 12, 13]), page(0, 0, 1, 2))
