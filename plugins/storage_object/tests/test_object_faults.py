@@ -171,7 +171,7 @@ def test_closing_ends_the_calls_that_hang(own_store):
 
 
 def test_a_request_that_begins_while_it_closes_is_no_failure_of_the_server(store, monkeypatch):
-    storage, keys = store.open(workers=1), new_keys(1)
+    storage, keys = store.open(workers=1, timeout=LONG), new_keys(1)
     storage.set(keys, [content(10)])
     closing, begun, answers = storage._fan_out.close, threading.Event(), []
 
